@@ -1,0 +1,21 @@
+//! The words that every other crate shares: ids, the mesh, limits, sampling parameters and the
+//! counter-based generator.
+//!
+//! Nothing here knows a model, a device, a socket or a clock. A type lives here only when at least
+//! two crates that may not see each other need it.
+
+#![forbid(unsafe_code)]
+
+mod ids;
+pub mod limits;
+mod mesh;
+pub mod rng;
+mod sampling;
+mod step;
+mod token;
+
+pub use ids::{LaneId, PageId, RankId, RequestId, SlotId, StepNo, TokenId};
+pub use mesh::{Mesh, MeshArgs, MeshError, Seat};
+pub use sampling::{SamplingError, SamplingParams, StopParams};
+pub use step::{OutRow, SlotLoad, Span, TableEntry};
+pub use token::{FinishReason, MAX_TOP_LOGPROBS, ScoredToken, TopLogprobs};

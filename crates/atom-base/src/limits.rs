@@ -1,0 +1,28 @@
+//! Every bound of the program that is not a user's flag, with the reason beside it.
+
+/// Ranks in one mesh. Rank threads of one host; beyond this the exchange's linear scan would show.
+pub const RANKS_MAX: usize = 64;
+
+/// Bytes of one HTTP request body. 32 MiB holds a prompt of several million tokens as JSON ids.
+pub const BODY_BYTES_MAX: usize = 32 << 20;
+
+/// Alternatives that `top_logprobs` may ask for, as in the OpenAI API.
+pub const TOP_LOGPROBS_MAX: usize = 20;
+
+/// Choices (`n`) of one request, as in the OpenAI API.
+pub const CHOICES_MAX: u32 = 128;
+
+/// Prompts in one `/v1/completions` request.
+pub const PROMPTS_MAX: usize = 2048;
+
+/// Stop strings of one request. OpenAI allows 4; agents send more.
+pub const STOP_STRINGS_MAX: usize = 16;
+
+/// Bytes of one stop string: text is held back by at most this much.
+pub const STOP_STRING_BYTES_MAX: usize = 1024;
+
+/// Entries of `logit_bias`.
+pub const LOGIT_BIAS_MAX: usize = 1024;
+
+/// Stop token ids of one request.
+pub const STOP_TOKENS_MAX: usize = 64;

@@ -1,0 +1,146 @@
+//! What a device must offer, and how ranks meet inside a recording.
+
+use crate::recording::{AttentionSpec, Comm, Recording, StepShape};
+use crate::step::StepInputs;
+use atom_base::ScoredToken;
+use atom_weights::Tensor;
+use std::ops::Range;
+use std::sync::Arc;
+use thiserror::Error;
+
+/// A weight that a backend has loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Weight(pub u32);
+
+/// A rank's share of a tensor: a rectangle of a matrix `[rows, cols]` (a vector is one row).
+/// `cols` starts and ends on quantisation-block edges.
+#[derive(Clone, Debug)]
+pub struct Slice {
+    /// The whole tensor.
+    pub tensor: Tensor,
+    /// Outputs taken.
+    pub rows: Range<usize>,
+    /// Inputs taken.
+    pub cols: Range<usize>,
+}
+
+/// How keys and values are stored in the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvDType {
+    /// 4 bytes an element.
+    F32,
+    /// 2 bytes, 11 bits of mantissa.
+    F16,
+    /// 2 bytes, 8 bits of mantissa.
+    BF16,
+}
+
+/// Everything a step may touch, reserved before the first one.
+#[derive(Clone, Debug)]
+pub struct Reserve {
+    /// The largest shape that will be recorded.
+    pub top: StepShape,
+    /// Layers of the cache.
+    pub layers: usize,
+    /// Heads of this rank.
+    pub attention: Arc<AttentionSpec>,
+    /// Positions in a page.
+    pub page_size: usize,
+    /// Pages, the Sink included.
+    pub pages: usize,
+    /// Pages of the longest sequence: the stride of the page tables.
+    pub pages_per_sequence: usize,
+    /// Element type of the cache.
+    pub kv_dtype: KvDType,
+    /// Slots of per-request state, the Sink included.
+    pub slots: usize,
+    /// Logits of a row.
+    pub vocab: usize,
+    /// This rank samples: it leads its lane.
+    pub samples: bool,
+    /// Fill padding rows, the Sink and fresh pages with NaN, to prove that nothing reads them.
+    pub poison: bool,
+}
+
+/// Why a backend can't load, reserve or replay.
+#[derive(Clone, Debug, Error)]
+pub enum OpsError {
+    /// The weights' types or shapes don't fit the operator: a checkpoint this build can't run.
+    #[error("weights: {0}")]
+    Weights(String),
+    /// Not enough memory for what was asked; the numbers are in the text.
+    #[error("memory: {0}")]
+    Memory(String),
+    /// A peer did not come to a collective, or left. The step failed; the group decides what next.
+    #[error("collective: {0}")]
+    Collective(String),
+    /// The device failed.
+    #[error("device: {0}")]
+    Device(String),
+}
+
+/// One rank's device: weights, buffers, KV cache, recordings. Owned by the rank's thread.
+pub trait Backend: Send {
+    /// A matrix for [`crate::Op::Linear`]; the outputs of several slices stand one behind the other.
+    fn load_matrix(&mut self, parts: &[Slice]) -> Result<Weight, OpsError>;
+
+    /// A vector (norm weight, bias) as f32; several slices are concatenated.
+    fn load_vector(&mut self, parts: &[Slice]) -> Result<Weight, OpsError>;
+
+    /// A table for [`crate::Op::Embed`].
+    fn load_table(&mut self, table: &Tensor) -> Result<Weight, OpsError>;
+
+    /// Reserves buffers, cache and per-slot state. Called once, after loading.
+    fn reserve(&mut self, reserve: &Reserve) -> Result<(), OpsError>;
+
+    /// Keeps a recording and returns its number. Its shape must fit the reserve.
+    fn record(&mut self, recording: Recording) -> Result<usize, OpsError>;
+
+    /// Runs a recording; `results[i]` is filled for `inputs.out[i]` if this rank samples.
+    /// Allocates nothing.
+    fn replay(
+        &mut self,
+        recording: usize,
+        inputs: &StepInputs<'_>,
+        collectives: &dyn Collectives,
+        results: &mut [ScoredToken],
+    ) -> Result<(), OpsError>;
+}
+
+/// Meetings inside a recording, called by each rank's thread in recording order.
+///
+/// Every member passes the same `capacity`; real counts are known to all from the group's step.
+/// Sums are made in f32 in member order, so every member gets the same bits.
+pub trait Collectives: Sync {
+    /// This rank's place in the communicator.
+    fn member(&self, comm: Comm) -> usize;
+
+    /// Members of the communicator.
+    fn members(&self, comm: Comm) -> usize;
+
+    /// `x` becomes the sum of all members' `x`. All pass the same length.
+    fn all_reduce(&self, comm: Comm, capacity: usize, x: &mut [f32]) -> Result<(), OpsError>;
+
+    /// Member `m`'s `mine` lands at `out[m * stride ..][.. its length]` on every member.
+    /// `counts[m]` is the length that member `m` passes; `stride >= max(counts)`.
+    fn all_gather(
+        &self,
+        comm: Comm,
+        capacity: usize,
+        mine: &[f32],
+        counts: &[usize],
+        stride: usize,
+        out: &mut [f32],
+    ) -> Result<(), OpsError>;
+
+    /// `mine` becomes the sum over members of their `x[me * stride ..][.. mine.len()]`.
+    fn reduce_scatter(
+        &self,
+        comm: Comm,
+        capacity: usize,
+        x: &[f32],
+        counts: &[usize],
+        stride: usize,
+        mine: &mut [f32],
+    ) -> Result<(), OpsError>;
+}

@@ -1,0 +1,118 @@
+//! A tensor as it lies in a file: element type, shape and bytes, cheap to clone, owner kept alive.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// How elements are stored. Quantised types are ggml's: blocks of 32 along the last dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// IEEE binary32, little-endian.
+    F32,
+    /// IEEE binary16.
+    F16,
+    /// The upper half of binary32.
+    BF16,
+    /// 34 bytes: f16 scale `d`, 32 x i8 `q`; value `d * q`.
+    Q8_0,
+    /// 18 bytes: f16 scale `d`, 16 bytes of nibbles; element `i` is the low nibble of byte `i` for
+    /// `i < 16`, else the high nibble of byte `i - 16`; value `d * (q - 8)`.
+    Q4_0,
+    /// 20 bytes: f16 scale `d`, f16 offset `m`, 16 bytes of nibbles as in `Q4_0`; value `d * q + m`.
+    Q4_1,
+}
+
+/// A tensor of a checkpoint. Row-major, the last dimension contiguous (a weight matrix is
+/// `[outputs, inputs]`, as PyTorch and safetensors have it; GGUF's reversed order is undone on reading).
+#[derive(Clone)]
+pub struct Tensor {
+    /// Element type.
+    pub dtype: DType,
+    /// Dimensions, slowest first.
+    pub shape: Vec<usize>,
+    owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    start: usize,
+    len: usize,
+}
+
+impl DType {
+    /// Elements in one block: 1 for plain types.
+    pub const fn block_elements(self) -> usize {
+        match self {
+            Self::F32 | Self::F16 | Self::BF16 => 1,
+            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 => 32,
+        }
+    }
+
+    /// Bytes of one block.
+    pub const fn block_bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::BF16 => 2,
+            Self::Q8_0 => 34,
+            Self::Q4_0 => 18,
+            Self::Q4_1 => 20,
+        }
+    }
+
+    /// Bytes of a row of `elements`, which must be a whole number of blocks.
+    pub const fn row_bytes(self, elements: usize) -> usize {
+        elements / self.block_elements() * self.block_bytes()
+    }
+}
+
+impl Tensor {
+    /// A view of `len` bytes at `start` of `owner`. Panics if they lie outside or don't fit the shape:
+    /// readers check file offsets before they come here.
+    pub fn new(
+        dtype: DType,
+        shape: Vec<usize>,
+        owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
+        start: usize,
+        len: usize,
+    ) -> Self {
+        let total = (*owner).as_ref().len();
+        assert!(start <= total && len <= total - start, "tensor bytes {start}+{len} outside of {total}");
+        let inner = shape.last().copied().unwrap_or(1);
+        assert!(
+            inner.is_multiple_of(dtype.block_elements()),
+            "rows of {inner} elements cut a {dtype:?} block"
+        );
+        let rows: usize = shape.iter().rev().skip(1).product();
+        assert_eq!(len, rows * dtype.row_bytes(inner), "{dtype:?} {shape:?} does not take {len} bytes");
+        Self { dtype, shape, owner, start, len }
+    }
+
+    /// A tensor of f32 values made in memory.
+    pub fn from_f32(shape: Vec<usize>, values: Vec<f32>) -> Self {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let len = bytes.len();
+        Self::new(DType::F32, shape, Arc::new(bytes), 0, len)
+    }
+
+    /// The raw bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &(*self.owner).as_ref()[self.start..self.start + self.len]
+    }
+
+    /// Rows: the product of all dimensions but the last. 1 for a vector.
+    pub fn rows(&self) -> usize {
+        self.shape.iter().rev().skip(1).product()
+    }
+
+    /// Elements of one row: the last dimension.
+    pub fn cols(&self) -> usize {
+        self.shape.last().copied().unwrap_or(1)
+    }
+
+    /// The bytes of one row.
+    pub fn row(&self, row: usize) -> &[u8] {
+        let bytes = self.dtype.row_bytes(self.cols());
+        &self.bytes()[row * bytes..(row + 1) * bytes]
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor({:?} {:?})", self.dtype, self.shape)
+    }
+}
