@@ -1,2 +1,46 @@
-//! Under construction.
+//! The group protocol: what lanes tell each other once per step, and what they conclude from it.
+//!
+//! Every step of a group begins with one [`Exchange`] of [`Facts`]. Then every lane computes
+//! [`settle`] on the same inputs and so gets the same [`GroupStep`]: the bucket that all replay and
+//! the rows that each lane may run. A [`Bucket`] can't be had in any other way, and no function that
+//! picks one takes a lane's own row count:
+//!
+//! ```
+//! # use atom_group::*;
+//! let lattice = Lattice::new(&LatticeArgs { rows_max: 64, max_num_seqs: 8, sizes: None })?;
+//! let facts = [Facts { decode_rows: 3, ..Facts::default() }, Facts { prefill_rows: 40, ..Facts::default() }];
+//! let bucket = lattice.holding(GroupRows::of(&facts, lattice.top()));
+//! assert_eq!(bucket.rows(), 40);
+//! # Ok::<(), LatticeError>(())
+//! ```
+//!
+//! The same with a count of one's own is a type error:
+//!
+//! ```compile_fail,E0308
+//! # use atom_group::*;
+//! let lattice = Lattice::new(&LatticeArgs { rows_max: 64, max_num_seqs: 8, sizes: None })?;
+//! let my_rows: u32 = 3;
+//! let bucket = lattice.holding(my_rows);
+//! # Ok::<(), LatticeError>(())
+//! ```
+//!
+//! * [`Lattice`], [`Bucket`]: the legal sizes, checked at start;
+//! * [`Facts`], [`GroupState`], [`settle`]: the decision, pure;
+//! * [`Meeting`], [`Exchange`]: how threads of one host wait for each other, with a deadline, and park.
+//!
+//! This crate knows nothing of models, devices, requests or pages.
+
 #![forbid(unsafe_code)]
+
+mod exchange;
+mod facts;
+mod lattice;
+mod meeting;
+mod settle;
+mod sync;
+
+pub use exchange::{Activity, Exchange, ExchangeError, Sighting};
+pub use facts::{Facts, FactsFlags};
+pub use lattice::{BUCKETS_MAX, Bucket, GroupRows, Lattice, LatticeArgs, LatticeError};
+pub use meeting::{Meeting, WaitError};
+pub use settle::{Divergence, ExitCause, Grant, Grants, GroupState, GroupStep, settle};

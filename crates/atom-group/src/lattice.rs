@@ -1,0 +1,237 @@
+//! Buckets: the only notion of shape. Every collective, recording key, padding and buffer size comes
+//! from one, and only the lattice makes them.
+
+use crate::facts::Facts;
+use thiserror::Error;
+
+/// Buckets of one lattice at the most; recordings and signatures are kept in arrays of this length.
+pub const BUCKETS_MAX: usize = 96;
+
+/// The shape of a step: row capacity, and capacity of rows with logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Bucket {
+    index: u16,
+    rows: u32,
+    out_rows: u32,
+}
+
+/// The sorted set of legal buckets, derived once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lattice {
+    buckets: Box<[Bucket]>,
+    max_num_seqs: u32,
+}
+
+/// What a lattice is derived from.
+#[derive(Clone, Debug)]
+pub struct LatticeArgs {
+    /// `--max-num-batched-tokens`: rows of the largest bucket.
+    pub rows_max: u32,
+    /// `--max-num-seqs`: rows with logits of one lane.
+    pub max_num_seqs: u32,
+    /// `ATOM_TOKEN_GRAPH_SIZES`: replaces the sizes above `max_num_seqs`.
+    pub sizes: Option<Vec<u32>>,
+}
+
+/// The largest row count of any lane of the group: made from everybody's facts, never from one's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct GroupRows(u32);
+
+/// A lattice that can't be: the user's fault, found at start.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum LatticeError {
+    /// A bound of zero.
+    #[error("{flag} is 0; a step needs at least one row")]
+    Zero {
+        /// The flag.
+        flag: &'static str,
+    },
+    /// Decoding everybody at once would not fit into one step.
+    #[error(
+        "--max-num-batched-tokens {rows_max} is less than --max-num-seqs {max_num_seqs}: every running request needs \
+         a row in a step; raise the first or lower the second"
+    )]
+    TooNarrow {
+        /// `--max-num-batched-tokens`.
+        rows_max: u32,
+        /// `--max-num-seqs`.
+        max_num_seqs: u32,
+    },
+    /// A size of `ATOM_TOKEN_GRAPH_SIZES` that no step can have.
+    #[error(
+        "ATOM_TOKEN_GRAPH_SIZES has {size}; sizes are from 1 to --max-num-batched-tokens, here {rows_max}"
+    )]
+    SizeOutOfRange {
+        /// The size.
+        size: u32,
+        /// The top.
+        rows_max: u32,
+    },
+    /// More sizes than recordings are kept for.
+    #[error("ATOM_TOKEN_GRAPH_SIZES and the decode sizes make {count} buckets; at most {max} are kept", max = BUCKETS_MAX)]
+    TooMany {
+        /// How many.
+        count: usize,
+    },
+    /// A text that is no list of sizes.
+    #[error(
+        "ATOM_TOKEN_GRAPH_SIZES is a comma-separated list of row counts, for example 256,512,1024; {text:?} is not a number"
+    )]
+    NotANumber {
+        /// The offending part.
+        text: String,
+    },
+}
+
+impl Bucket {
+    /// Row capacity of each lane.
+    pub fn rows(self) -> usize {
+        self.rows as usize
+    }
+
+    /// Capacity of rows with logits of each lane: `min(rows, max_num_seqs)`.
+    pub fn out_rows(self) -> usize {
+        self.out_rows as usize
+    }
+
+    /// Place in the lattice: the key of its recording.
+    pub fn index(self) -> usize {
+        usize::from(self.index)
+    }
+}
+
+impl GroupRows {
+    /// The largest count over all lanes, each lane's capped by `top` as grants are.
+    pub fn of(facts: &[Facts], top: Bucket) -> Self {
+        let rows = facts.iter().map(|f| f.decode_rows.saturating_add(f.prefill_rows).min(top.rows));
+        Self(rows.max().unwrap_or(0))
+    }
+}
+
+impl Lattice {
+    /// Derives and checks the sizes.
+    ///
+    /// Small sizes are dense, since decoding lanes sit there and padding costs them most: 1, 2, 4, 8,
+    /// then every 4 to 32, every 8 to 256, then every eighth of the power of two below.
+    pub fn new(args: &LatticeArgs) -> Result<Self, LatticeError> {
+        let &LatticeArgs { rows_max, max_num_seqs, ref sizes } = args;
+        if rows_max == 0 {
+            return Err(LatticeError::Zero { flag: "--max-num-batched-tokens" });
+        }
+        if max_num_seqs == 0 {
+            return Err(LatticeError::Zero { flag: "--max-num-seqs" });
+        }
+        if rows_max < max_num_seqs {
+            return Err(LatticeError::TooNarrow { rows_max, max_num_seqs });
+        }
+        let mut rows: Vec<u32> = natural_sizes(rows_max).collect();
+        if let Some(sizes) = sizes {
+            if let Some(&size) = sizes.iter().find(|&&s| s == 0 || s > rows_max) {
+                return Err(LatticeError::SizeOutOfRange { size, rows_max });
+            }
+            rows.retain(|&r| r < max_num_seqs);
+            rows.push(max_num_seqs);
+            rows.extend(sizes);
+            rows.push(rows_max);
+        }
+        rows.sort_unstable();
+        rows.dedup();
+        if rows.len() > BUCKETS_MAX {
+            return Err(LatticeError::TooMany { count: rows.len() });
+        }
+        let bucket = |(index, rows): (usize, u32)| Bucket {
+            index: index as u16,
+            rows,
+            out_rows: rows.min(max_num_seqs),
+        };
+        Ok(Self { buckets: rows.into_iter().enumerate().map(bucket).collect(), max_num_seqs })
+    }
+
+    /// Reads `ATOM_TOKEN_GRAPH_SIZES`: comma-separated row counts, spaces allowed, empty = none.
+    pub fn parse_sizes(text: &str) -> Result<Option<Vec<u32>>, LatticeError> {
+        if text.trim().is_empty() {
+            return Ok(None);
+        }
+        let parse = |part: &str| {
+            part.trim().parse().map_err(|_| LatticeError::NotANumber { text: part.trim().to_owned() })
+        };
+        text.split(',').map(parse).collect::<Result<_, _>>().map(Some)
+    }
+
+    /// The smallest bucket that holds the group's largest count.
+    pub fn holding(&self, rows: GroupRows) -> Bucket {
+        let at = self.buckets.partition_point(|b| b.rows < rows.0);
+        // GroupRows is capped by the top bucket, so there is one.
+        self.buckets[at]
+    }
+
+    /// All buckets, smallest first.
+    pub fn buckets(&self) -> &[Bucket] {
+        &self.buckets
+    }
+
+    /// The largest bucket: it caps a step.
+    pub fn top(&self) -> Bucket {
+        self.buckets[self.buckets.len() - 1]
+    }
+
+    /// `--max-num-seqs`.
+    pub fn max_num_seqs(&self) -> u32 {
+        self.max_num_seqs
+    }
+}
+
+fn natural_sizes(rows_max: u32) -> impl Iterator<Item = u32> {
+    let next = |&rows: &u32| {
+        let step = match rows {
+            0..=1 => 1,
+            2..=3 => 2,
+            4..=31 => 4,
+            32..=255 => 8,
+            _ => (1 << rows.ilog2()) / 8,
+        };
+        rows.checked_add(step)
+    };
+    std::iter::successors(Some(1), next).take_while(move |&r| r < rows_max).chain([rows_max])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lattice(rows_max: u32, max_num_seqs: u32, sizes: Option<Vec<u32>>) -> Result<Vec<u32>, LatticeError> {
+        let lattice = Lattice::new(&LatticeArgs { rows_max, max_num_seqs, sizes })?;
+        Ok(lattice.buckets().iter().map(|b| b.rows).collect())
+    }
+
+    #[test]
+    fn small_sizes_are_dense_and_the_top_is_always_there() {
+        assert_eq!(lattice(1, 1, None), Ok(vec![1]));
+        assert_eq!(lattice(30, 4, None), Ok(vec![1, 2, 4, 8, 12, 16, 20, 24, 28, 30]));
+        let wide = lattice(2048, 64, None).unwrap();
+        assert_eq!(&wide[wide.len() - 9..], &[1024, 1152, 1280, 1408, 1536, 1664, 1792, 1920, 2048]);
+        assert!(lattice(16384, 512, None).unwrap().len() <= BUCKETS_MAX);
+    }
+
+    #[test]
+    fn sizes_given_by_the_user_replace_the_prefill_part_only() {
+        assert_eq!(lattice(512, 8, Some(vec![256, 100])), Ok(vec![1, 2, 4, 8, 100, 256, 512]));
+    }
+
+    #[test]
+    fn impossible_sizes_are_refused_with_the_numbers() {
+        assert_eq!(lattice(8, 16, None), Err(LatticeError::TooNarrow { rows_max: 8, max_num_seqs: 16 }));
+        let above = Err(LatticeError::SizeOutOfRange { size: 600, rows_max: 512 });
+        assert_eq!(lattice(512, 8, Some(vec![600])), above);
+        assert!(matches!(lattice(512, 8, Some((1..200).collect())), Err(LatticeError::TooMany { .. })));
+        assert_eq!(lattice(0, 1, None), Err(LatticeError::Zero { flag: "--max-num-batched-tokens" }));
+    }
+
+    #[test]
+    fn the_variable_is_parsed_strictly() {
+        assert_eq!(Lattice::parse_sizes(" 256, 512 "), Ok(Some(vec![256, 512])));
+        assert_eq!(Lattice::parse_sizes("  "), Ok(None));
+        let refused = Err(LatticeError::NotANumber { text: "-3".into() });
+        assert_eq!(Lattice::parse_sizes("256,-3"), refused);
+    }
+}
