@@ -51,6 +51,14 @@ impl TopLogprobs {
 }
 
 impl ScoredToken {
+    /// What a backend reports for a row whose logits are NaN: no token can be chosen.
+    pub const NOT_A_NUMBER: Self = Self { token: TokenId::MAX, logprob: f32::NAN, top: TopLogprobs::EMPTY };
+
+    /// True for [`Self::NOT_A_NUMBER`].
+    pub fn is_not_a_number(&self) -> bool {
+        self.token == TokenId::MAX
+    }
+
     /// A token without log-probabilities.
     pub fn bare(token: TokenId) -> Self {
         Self { token, logprob: f32::NAN, top: TopLogprobs::EMPTY }

@@ -1,0 +1,446 @@
+//! Continuous batching for one lane: decode rows of everybody who runs, then prompt chunks, then
+//! admissions, all in one step.
+//!
+//! Order is first come, first served. A request is admitted when its whole prompt fits into the
+//! cache; when a later page is missing, the youngest gives way: its pages return, it waits at the front
+//! of the queue with all its tokens, and computes them again. The oldest always advances, and a request
+//! that could not finish alone is refused at the door, so everybody finishes.
+
+use crate::pages::Pages;
+use crate::plan::Plan;
+use crate::request::{EngineError, Event, Request};
+use crate::sequence::{Running, Sequence};
+use atom_base::{FinishReason, OutRow, RequestId, ScoredToken, SlotId, SlotLoad, TableEntry, TokenId};
+use atom_group::Grant;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// What a scheduler is made with.
+#[derive(Clone, Debug)]
+pub struct SchedulerConfig {
+    /// Pages of the cache, the Sink included.
+    pub pages: usize,
+    /// Positions of a page.
+    pub page_size: usize,
+    /// Requests that run at once.
+    pub max_num_seqs: usize,
+    /// Rows of the largest bucket.
+    pub rows_max: usize,
+    /// Tokens of prompt and continuation together.
+    pub max_model_len: usize,
+    /// Look for prompts in what was computed before.
+    pub prefix_cache: bool,
+    /// The model's end tokens.
+    pub eos: Box<[TokenId]>,
+}
+
+/// What a lane would like to run now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Want {
+    /// Requests that would decode one token each.
+    pub decode_rows: u32,
+    /// Prompt positions that could be computed.
+    pub prefill_rows: u32,
+    /// Age of the oldest waiting request.
+    pub oldest_wait_ms: u32,
+}
+
+/// Totals since start, and what is held now. All return to baseline when nothing runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Requests running.
+    pub running: usize,
+    /// Requests waiting.
+    pub waiting: usize,
+    /// Pages held by running requests.
+    pub pages_held: usize,
+    /// Pages kept for their content only.
+    pub pages_kept: usize,
+    /// Requests admitted, again after a preemption too.
+    pub admitted: u64,
+    /// Times that a request gave way.
+    pub preempted: u64,
+    /// Requests that ended, for whatever reason.
+    pub finished: u64,
+    /// Prompt tokens of requests that started.
+    pub prompt_tokens: u64,
+    /// Of those, tokens taken from the prefix cache.
+    pub cached_tokens: u64,
+    /// Tokens generated.
+    pub generated_tokens: u64,
+    /// Rows planned.
+    pub rows: u64,
+}
+
+/// Where events go. Implementations must not block for long: the step waits.
+pub trait Events {
+    /// Takes one event of one request.
+    fn emit(&mut self, request: RequestId, event: Event);
+}
+
+/// One lane's requests.
+///
+/// Invariants: `running` is in order of admission; `places[slot]` is the index in `running` of the
+/// request that holds `slot`; a slot is in `free_slots` exactly if nobody runs in it.
+pub struct Scheduler {
+    config: SchedulerConfig,
+    pages: Pages,
+    waiting: VecDeque<Sequence>,
+    running: Vec<Running>,
+    free_slots: Vec<SlotId>,
+    places: Vec<usize>, // [slots]
+    totals: Counters,
+}
+
+impl Scheduler {
+    /// A scheduler with everything that steps need already reserved.
+    pub fn new(config: SchedulerConfig) -> Self {
+        assert!(config.rows_max >= config.max_num_seqs, "every running request needs a row in a step");
+        let slots = config.max_num_seqs + 1;
+        Self {
+            pages: Pages::new(config.pages, config.page_size),
+            waiting: VecDeque::new(),
+            running: Vec::with_capacity(slots),
+            free_slots: (1..slots as u32).rev().map(SlotId).collect(),
+            places: vec![usize::MAX; slots],
+            totals: Counters::default(),
+            config,
+        }
+    }
+
+    /// Takes a request that passed [`crate::EngineLimits::check`]. `now_ms` by any clock that only grows.
+    pub fn submit(&mut self, request: Request, now_ms: u64, events: &mut impl Events) {
+        let sequence = Sequence::new(request, now_ms);
+        let nothing_to_compute =
+            sequence.length() == 0 || (sequence.scores_only() && sequence.target(0).is_none());
+        if nothing_to_compute {
+            let id = sequence.request.id;
+            events.emit(id, Event::Started { cached_tokens: 0 });
+            events.emit(id, Event::Finished(FinishReason::Length));
+            self.totals.finished += 1;
+        } else {
+            self.waiting.push_back(sequence);
+        }
+    }
+
+    /// Ends a request wherever it is; everything it held is free when this returns. False if unknown.
+    pub fn abort(&mut self, id: RequestId, events: &mut impl Events) -> bool {
+        if let Some(at) = self.waiting.iter().position(|s| s.request.id == id) {
+            self.waiting.remove(at);
+        } else if let Some(at) = self.running.iter().position(|r| r.sequence.request.id == id) {
+            self.running[at].finished = true;
+            self.sweep();
+        } else {
+            return false;
+        }
+        self.totals.finished += 1;
+        events.emit(id, Event::Finished(FinishReason::Aborted));
+        true
+    }
+
+    /// Fails everybody, waiting and running.
+    pub fn fail_all(&mut self, error: &EngineError, events: &mut impl Events) {
+        let waiting = self.waiting.drain(..).map(|s| s.request.id);
+        for id in waiting.chain(self.running.drain(..).map(|r| r.sequence.request.id)) {
+            self.totals.finished += 1;
+            events.emit(id, Event::Failed(error.clone()));
+        }
+        self.free_slots = (1..self.places.len() as u32).rev().map(SlotId).collect();
+    }
+
+    /// What could run now. Changes nothing.
+    pub fn want(&self, now_ms: u64) -> Want {
+        let decode = self.running.iter().filter(|r| r.remaining() == 1).count();
+        let partial: usize = self.running.iter().map(Running::remaining).filter(|&rows| rows > 1).sum();
+        let room_for_rows = self.config.rows_max - decode;
+        let prefill = (partial + self.admissible_rows(room_for_rows)).min(room_for_rows);
+        let oldest = self.waiting.iter().map(|s| s.arrived_ms).min();
+        Want {
+            decode_rows: decode as u32,
+            prefill_rows: prefill as u32,
+            oldest_wait_ms: oldest.map_or(0, |at| now_ms.saturating_sub(at).min(u32::MAX.into()) as u32),
+        }
+    }
+
+    /// Fills `plan` with at most what was granted: allocates pages and slots, admits, preempts.
+    pub fn commit(&mut self, grant: Grant, plan: &mut Plan) {
+        plan.clear();
+        self.plan_decode(grant.decode_rows as usize, plan);
+        let mut rows_left = grant.prefill_rows as usize;
+        for place in 0..self.running.len() {
+            if self.running[place].remaining() > 1 {
+                rows_left -= self.plan_chunk(place, rows_left, plan);
+            }
+        }
+        while rows_left > 0 && plan.out.len() < self.config.max_num_seqs && self.admit(plan) {
+            rows_left -= self.plan_chunk(self.running.len() - 1, rows_left, plan);
+        }
+        self.totals.rows += plan.rows() as u64;
+    }
+
+    /// Takes in what a step computed. `results[i]` belongs to `plan.out[i]`.
+    pub fn apply(&mut self, plan: &Plan, results: &[ScoredToken], events: &mut impl Events) {
+        assert_eq!(plan.out.len(), results.len(), "one result for each row with logits");
+        let mut out = plan.out.iter().zip(results).peekable();
+        for (span, &owner) in plan.spans.iter().zip(&plan.owners) {
+            let running = &mut self.running[self.places[span.slot.0 as usize]];
+            assert_eq!(running.sequence.request.id, owner, "slot {} changed hands during a step", span.slot);
+            running.computed += span.rows as usize;
+            if self.config.prefix_cache {
+                seal_full_pages(running, self.config.page_size);
+            }
+            while let Some((row, result)) = out.next_if(|(row, _)| row.row < span.first_row + span.rows) {
+                take_result(running, row, result, &self.config, &mut self.totals, events);
+            }
+            if running.sequence.scores_only() && running.remaining() == 0 {
+                running.finished = true;
+                events.emit(owner, Event::Finished(FinishReason::Length));
+            }
+        }
+        self.totals.finished += self.running.iter().filter(|r| r.finished).count() as u64;
+        self.sweep();
+    }
+
+    /// Makes the youngest running request give way, as a full cache would. False if nobody runs.
+    pub fn preempt_youngest(&mut self) -> bool {
+        let Some(running) = self.running.pop() else { return false };
+        self.free_slots.push(running.slot);
+        self.waiting.push_front(running.sequence);
+        self.totals.preempted += 1;
+        true
+    }
+
+    /// True if no request is here.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+
+    /// Requests waiting.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// See [`Counters`].
+    pub fn counters(&self) -> Counters {
+        Counters {
+            running: self.running.len(),
+            waiting: self.waiting.len(),
+            pages_held: self.pages.total() - self.pages.room(),
+            pages_kept: self.pages.kept(),
+            ..self.totals
+        }
+    }
+
+    /// Rows that admissions could bring, simulated in queue order until `rows_max` are found.
+    fn admissible_rows(&self, rows_max: usize) -> usize {
+        let (mut rows, mut room, mut runners) = (0, self.pages.room(), self.running.len());
+        for sequence in self.waiting.iter().take(self.free_slots.len()) {
+            if rows >= rows_max {
+                break;
+            }
+            let (shared, kept) = self.matching(sequence);
+            let takes = sequence.length().div_ceil(self.config.page_size) - shared + kept;
+            if !fits(takes, room, runners) {
+                break;
+            }
+            room -= takes;
+            runners += 1;
+            rows += sequence.length() - shared * self.config.page_size;
+        }
+        rows
+    }
+
+    fn matching(&self, sequence: &Sequence) -> (usize, usize) {
+        if self.config.prefix_cache { self.pages.matching(sequence.cacheable()) } else { (0, 0) }
+    }
+
+    fn plan_decode(&mut self, rows_max: usize, plan: &mut Plan) {
+        let (mut rows, mut place) = (0, 0);
+        while place < self.running.len() && rows < rows_max {
+            if self.running[place].remaining() == 1 {
+                if !self.make_room(place) {
+                    break;
+                }
+                self.push_rows(place, 1, plan);
+                rows += 1;
+            }
+            place += 1;
+        }
+    }
+
+    /// Sees that the next position of `place` has a page. The youngest give way; false if `place`
+    /// itself had to.
+    fn make_room(&mut self, place: usize) -> bool {
+        let needed = self.running[place].computed / self.config.page_size + 1;
+        while self.running[place].lease.pages().len() < needed {
+            if self.running[place].lease.grow() {
+                continue;
+            }
+            self.preempt_youngest();
+            if place == self.running.len() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Admits the first waiting request if its prompt fits.
+    fn admit(&mut self, plan: &mut Plan) -> bool {
+        let Some(sequence) = self.waiting.front() else { return false };
+        let (shared, kept) = self.matching(sequence);
+        let pages = sequence.length().div_ceil(self.config.page_size);
+        if self.free_slots.is_empty() || !fits(pages - shared + kept, self.pages.room(), self.running.len()) {
+            return false;
+        }
+        let mut sequence = self.waiting.pop_front().expect("looked at above");
+        let end = (sequence.prompt_len() + sequence.request.stop.max_tokens as usize)
+            .min(self.config.max_model_len);
+        let mut lease = self.pages.lease(end.div_ceil(self.config.page_size));
+        let prefix = lease.share(sequence.cacheable(), shared);
+        while lease.pages().len() < pages {
+            assert!(lease.grow(), "room was counted before");
+        }
+        let slot = self.free_slots.pop().expect("looked at above");
+        if sequence.request.sampling.has_penalties() {
+            plan.slot_loads.push(SlotLoad {
+                slot,
+                prompt: Arc::clone(&sequence.request.prompt),
+                generated: sequence.generated().into(),
+            });
+        }
+        self.totals.admitted += 1;
+        self.places[slot.0 as usize] = self.running.len();
+        let computed = shared * self.config.page_size;
+        sequence.cached_tokens.get_or_insert(computed);
+        self.running.push(Running {
+            sequence,
+            slot,
+            lease,
+            computed,
+            tabled: 0,
+            sealed: shared,
+            prefix,
+            finished: false,
+        });
+        true
+    }
+
+    /// Plans a chunk of a prompt, as large as rows and logits allow; returns its rows.
+    fn plan_chunk(&mut self, place: usize, rows_max: usize, plan: &mut Plan) -> usize {
+        let running = &self.running[place];
+        let mut rows = running.remaining().min(rows_max);
+        let out_left = self.config.max_num_seqs - plan.out.len();
+        if let Some(from) = running.sequence.scored_from() {
+            rows = rows.min(from.saturating_sub(running.computed) + out_left);
+        } else if rows == running.remaining() && out_left == 0 {
+            rows = rows.saturating_sub(1);
+        }
+        if rows > 0 {
+            self.push_rows(place, rows, plan);
+        }
+        rows
+    }
+
+    fn push_rows(&mut self, place: usize, rows: usize, plan: &mut Plan) {
+        let running = &mut self.running[place];
+        let (start, page_size) = (running.computed, self.config.page_size);
+        let pages = running.lease.pages();
+        let known = running.tabled;
+        plan.table_entries.extend((known..pages.len()).map(|i| TableEntry {
+            slot: running.slot,
+            index: i as u32,
+            page: pages[i],
+        }));
+        running.tabled = pages.len();
+        let sequence = &running.sequence;
+        for position in start..start + rows {
+            plan.push_row(sequence.tokens[position], position as u32, pages[position / page_size], page_size);
+            let target = sequence.target(position);
+            let chooses = position + 1 == sequence.tokens.len();
+            if target.is_some() || chooses {
+                plan.out.push(OutRow {
+                    row: plan.rows() as u32 - 1,
+                    slot: running.slot,
+                    position: position as u32 + 1,
+                    target,
+                    params: Arc::clone(&sequence.request.sampling),
+                });
+            }
+        }
+        plan.push_span(sequence.request.id, running.slot, rows, start as u32);
+    }
+
+    /// Lets go of everybody who finished, keeping the order of the rest.
+    fn sweep(&mut self) {
+        let Self { running, free_slots, places, .. } = self;
+        running.retain(|r| {
+            if r.finished {
+                free_slots.push(r.slot);
+            }
+            !r.finished
+        });
+        for (place, r) in running.iter().enumerate() {
+            places[r.slot.0 as usize] = place;
+        }
+    }
+}
+
+/// Every runner may soon need one more page; the first admission takes whatever there is.
+fn fits(pages: usize, room: usize, runners: usize) -> bool {
+    pages + runners <= room
+}
+
+fn seal_full_pages(running: &mut Running, page_size: usize) {
+    while (running.sealed + 1) * page_size <= running.computed {
+        let page = &running.sequence.tokens[running.sealed * page_size..(running.sealed + 1) * page_size];
+        running.prefix = running.prefix.extend(page);
+        running.lease.seal(running.sealed, running.prefix);
+        running.sealed += 1;
+    }
+}
+
+fn take_result(
+    running: &mut Running,
+    row: &OutRow,
+    result: &ScoredToken,
+    config: &SchedulerConfig,
+    totals: &mut Counters,
+    events: &mut impl Events,
+) {
+    let id = running.sequence.request.id;
+    start_once(running, totals, events);
+    if result.is_not_a_number() {
+        running.finished = true;
+        return events.emit(id, Event::Failed(EngineError::NotANumber { position: row.position }));
+    }
+    if row.target.is_some() {
+        running.sequence.scored = row.position as usize;
+        return events.emit(id, Event::PromptScored { index: row.position, scored: *result });
+    }
+    let stop = &running.sequence.request.stop;
+    let ends =
+        !stop.ignore_eos && config.eos.contains(&result.token) || stop.stop_token_ids.contains(&result.token);
+    if ends {
+        running.finished = true;
+        return events.emit(id, Event::Finished(FinishReason::Stop));
+    }
+    running.sequence.tokens.push(result.token);
+    totals.generated_tokens += 1;
+    events.emit(id, Event::Token(*result));
+    let full = running.sequence.generated().len() >= running.sequence.request.stop.max_tokens as usize
+        || running.sequence.tokens.len() >= config.max_model_len;
+    if full {
+        running.finished = true;
+        events.emit(id, Event::Finished(FinishReason::Length));
+    }
+}
+
+fn start_once(running: &mut Running, totals: &mut Counters, events: &mut impl Events) {
+    if !running.sequence.started {
+        running.sequence.started = true;
+        let cached = running.sequence.cached_tokens.expect("set on admission");
+        totals.prompt_tokens += running.sequence.prompt_len() as u64;
+        totals.cached_tokens += cached as u64;
+        events.emit(running.sequence.request.id, Event::Started { cached_tokens: cached as u32 });
+    }
+}

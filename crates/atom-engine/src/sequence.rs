@@ -1,0 +1,88 @@
+//! One request's life: waiting with its tokens, running with a slot and a lease, waiting again after
+//! a preemption. Tokens are only ever appended, so nothing is lost or repeated on the way.
+
+use crate::pages::{Lease, Prefix};
+use crate::request::Request;
+use atom_base::{SlotId, TokenId};
+
+/// A request with everything it has generated so far.
+pub(crate) struct Sequence {
+    pub(crate) request: Request,
+    /// The prompt, then the continuation. Room for all of it is taken on submission.
+    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) arrived_ms: u64,
+    /// `Event::Started` was sent: it is sent once, also if preempted later.
+    pub(crate) started: bool,
+    /// Prompt tokens found in the prefix cache on the first admission.
+    pub(crate) cached_tokens: Option<usize>,
+    /// Prompt tokens `1 ..= scored` have their log-probability sent.
+    pub(crate) scored: usize,
+}
+
+/// A sequence that holds a slot and pages.
+pub(crate) struct Running {
+    pub(crate) sequence: Sequence,
+    pub(crate) slot: SlotId,
+    pub(crate) lease: Lease,
+    /// Positions `0 .. computed` are in the cache.
+    pub(crate) computed: usize,
+    /// Pages of the lease that the page table on the device knows.
+    pub(crate) tabled: usize,
+    /// Pages that are published in the prefix cache, and the prefix that they end.
+    pub(crate) sealed: usize,
+    pub(crate) prefix: Prefix,
+    pub(crate) finished: bool,
+}
+
+impl Sequence {
+    pub(crate) fn new(request: Request, arrived_ms: u64) -> Self {
+        let mut tokens = Vec::with_capacity(request.prompt.len() + request.stop.max_tokens as usize);
+        tokens.extend_from_slice(&request.prompt);
+        Self { request, tokens, arrived_ms, started: false, cached_tokens: None, scored: 0 }
+    }
+
+    pub(crate) fn prompt_len(&self) -> usize {
+        self.request.prompt.len()
+    }
+
+    pub(crate) fn generated(&self) -> &[TokenId] {
+        &self.tokens[self.prompt_len()..]
+    }
+
+    /// True for a request that wants its prompt scored and nothing generated.
+    pub(crate) fn scores_only(&self) -> bool {
+        self.request.stop.max_tokens == 0
+    }
+
+    /// Positions to compute before the next token can be chosen. The last prompt token need not be
+    /// computed if nothing follows it.
+    pub(crate) fn length(&self) -> usize {
+        self.tokens.len() - usize::from(self.scores_only())
+    }
+
+    /// The prompt token to score at `position`, if the request asked for it and it was not sent yet.
+    pub(crate) fn target(&self, position: usize) -> Option<TokenId> {
+        let next = position + 1;
+        let wanted = self.scored_from().is_some_and(|from| position >= from) && next < self.prompt_len();
+        wanted.then(|| self.tokens[next])
+    }
+
+    /// First position whose next prompt token is still to be scored, if any is.
+    pub(crate) fn scored_from(&self) -> Option<usize> {
+        let unfinished =
+            self.request.sampling.prompt_logprobs.is_some() && self.scored + 1 < self.prompt_len();
+        unfinished.then_some(self.scored)
+    }
+
+    /// Leading tokens that may come from the prefix cache: at least one row must be computed to have
+    /// logits, and rows to be scored must be computed too.
+    pub(crate) fn cacheable(&self) -> &[TokenId] {
+        &self.tokens[..self.scored_from().unwrap_or(self.length() - 1)]
+    }
+}
+
+impl Running {
+    pub(crate) fn remaining(&self) -> usize {
+        self.sequence.length() - self.computed
+    }
+}
