@@ -1,2 +1,29 @@
-//! Under construction.
+//! Rank threads: where the scheduler's plans meet devices, in lockstep.
+//!
+//! [`Host`] starts one thread per rank and one supervisor. The first rank of a lane runs the lane's
+//! loop (`lane.rs`): want, exchange, settle, commit, replay, apply. The lane's other ranks follow its
+//! orders (`follower.rs`). Ranks meet inside a recording through shared memory (`collectives.rs`).
+//!
+//! * [`Host::submit`] takes requests from any thread; events come back through the sink given with them;
+//! * [`Host::health`] and [`Host::stats`] can be read at any time;
+//! * a rank that fails or panics, or a step past its deadline, ends its group: every wait of the
+//!   group returns, every request is answered, and health says why.
+//!
+//! This crate must never know HTTP, text, or how a device computes.
+
 #![forbid(unsafe_code)]
+
+mod board;
+mod collectives;
+mod device;
+mod follower;
+mod host;
+mod lane;
+mod mail;
+mod outbox;
+mod stats;
+mod supervisor;
+
+pub use host::{Host, HostConfig, HostError, Progress};
+pub use outbox::EventSink;
+pub use stats::{Health, LaneHealth, LaneStats};

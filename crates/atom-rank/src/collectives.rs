@@ -1,0 +1,254 @@
+//! Meetings of rank threads inside a recording, through shared memory.
+//!
+//! Each communicator is a [`Window`]: a cell for every member, twice. A member writes its cell, arrives,
+//! waits for all, and reads everybody's cells; the two sets take turns, so a cell is written again only
+//! after all have arrived at the collective after next, and so have read it. Lengths travel with
+//! the data: members that disagree get an error and not each other's garbage.
+
+use atom_group::{Meeting, WaitError};
+use atom_ops::{Collectives, Comm, OpsError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::time::Duration;
+
+/// The shared memory of one communicator.
+pub(crate) struct Window {
+    pub(crate) meeting: Meeting,
+    cells: [Box<[Cell]>; 2],
+}
+
+/// f32 values that one member brings to one collective.
+type Cell = RwLock<Vec<f32>>;
+
+/// One rank's place in a window.
+struct Membership {
+    window: Arc<Window>,
+    member: usize,
+    round: AtomicU64,
+}
+
+/// One rank's side of both communicators.
+pub(crate) struct SharedCollectives {
+    lane: Membership,
+    group: Membership,
+    patience_us: AtomicU64,
+}
+
+impl Window {
+    pub(crate) fn new(members: usize, spins: u32) -> Self {
+        let cells = || (0..members).map(|_| Cell::default()).collect();
+        Self { meeting: Meeting::new(members, spins), cells: [cells(), cells()] }
+    }
+}
+
+impl SharedCollectives {
+    /// `lane` and `group` with this rank's member number in each.
+    pub(crate) fn new(lane: (Arc<Window>, usize), group: (Arc<Window>, usize)) -> Self {
+        let join = |(window, member)| Membership { window, member, round: AtomicU64::new(0) };
+        Self { lane: join(lane), group: join(group), patience_us: AtomicU64::new(0) }
+    }
+
+    /// Reserves room for the largest collective, so that steps allocate nothing.
+    pub(crate) fn reserve(&self, comm: Comm, elements: usize) {
+        let membership = self.membership(comm);
+        for cells in &membership.window.cells {
+            write(&cells[membership.member]).reserve(elements);
+        }
+    }
+
+    /// How long the collectives of the next step wait.
+    pub(crate) fn set_patience(&self, patience: Duration) {
+        self.patience_us.store(patience.as_micros().min(u128::from(u64::MAX)) as u64, Ordering::Relaxed);
+    }
+
+    fn membership(&self, comm: Comm) -> &Membership {
+        match comm {
+            Comm::Lane => &self.lane,
+            Comm::Group => &self.group,
+        }
+    }
+
+    /// Brings `mine`, waits for all, and returns everybody's cells.
+    fn meet(&self, comm: Comm, capacity: usize, mine: &[f32]) -> Result<&[Cell], OpsError> {
+        assert!(mine.len() <= capacity, "{} elements in a collective recorded for {capacity}", mine.len());
+        let Membership { window, member, round } = self.membership(comm);
+        let number = round.load(Ordering::Relaxed) + 1;
+        round.store(number, Ordering::Relaxed);
+        let cells = &window.cells[(number % 2) as usize];
+        {
+            let mut cell = write(&cells[*member]);
+            cell.clear();
+            cell.extend_from_slice(mine);
+        }
+        window.meeting.arrive(*member, number);
+        let patience = Duration::from_micros(self.patience_us.load(Ordering::Relaxed));
+        window.meeting.wait_all(number, patience).map_err(|e| explain(window, comm, number, e))?;
+        Ok(cells)
+    }
+}
+
+impl Collectives for SharedCollectives {
+    fn member(&self, comm: Comm) -> usize {
+        self.membership(comm).member
+    }
+
+    fn members(&self, comm: Comm) -> usize {
+        self.membership(comm).window.cells[0].len()
+    }
+
+    fn all_reduce(&self, comm: Comm, capacity: usize, x: &mut [f32]) -> Result<(), OpsError> {
+        let cells = self.meet(comm, capacity, x)?;
+        for (member, cell) in cells.iter().enumerate() {
+            let cell = read(cell);
+            expect_length(comm, member, cell.len(), x.len())?;
+            add(x, &cell, member == 0);
+        }
+        Ok(())
+    }
+
+    fn all_gather(
+        &self,
+        comm: Comm,
+        capacity: usize,
+        mine: &[f32],
+        counts: &[usize],
+        stride: usize,
+        out: &mut [f32],
+    ) -> Result<(), OpsError> {
+        let cells = self.meet(comm, capacity, mine)?;
+        for (member, (cell, &count)) in cells.iter().zip(counts).enumerate() {
+            let cell = read(cell);
+            expect_length(comm, member, cell.len(), count)?;
+            out[member * stride..member * stride + count].copy_from_slice(&cell);
+        }
+        Ok(())
+    }
+
+    fn reduce_scatter(
+        &self,
+        comm: Comm,
+        capacity: usize,
+        x: &[f32],
+        counts: &[usize],
+        stride: usize,
+        mine: &mut [f32],
+    ) -> Result<(), OpsError> {
+        let me = self.member(comm);
+        expect_length(comm, me, mine.len(), counts[me])?;
+        let cells = self.meet(comm, capacity, x)?;
+        for (member, cell) in cells.iter().enumerate() {
+            let cell = read(cell);
+            expect_length(comm, member, cell.len(), x.len())?;
+            add(mine, &cell[me * stride..me * stride + counts[me]], member == 0);
+        }
+        Ok(())
+    }
+}
+
+/// In member order on every member: the first one's values, then the others' added one by one.
+fn add(sum: &mut [f32], values: &[f32], first: bool) {
+    if first {
+        sum.copy_from_slice(values);
+    } else {
+        sum.iter_mut().zip(values).for_each(|(s, v)| *s += v);
+    }
+}
+
+fn expect_length(comm: Comm, member: usize, found: usize, expected: usize) -> Result<(), OpsError> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(OpsError::Collective(format!(
+        "member {member} of the {comm:?} communicator brought {found} elements, {expected} were due; ranks have diverged"
+    )))
+}
+
+fn explain(window: &Window, comm: Comm, number: u64, error: WaitError) -> OpsError {
+    let missing: Vec<_> =
+        (0..window.meeting.seats()).filter(|&m| window.meeting.number(m) < number).collect();
+    OpsError::Collective(format!(
+        "collective {number} of the {comm:?} communicator: {error}; missing members {missing:?}"
+    ))
+}
+
+/// A poisoned lock means that its writer panicked; the group is closed then, and the data is not used.
+fn read(cell: &Cell) -> RwLockReadGuard<'_, Vec<f32>> {
+    cell.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write(cell: &Cell) -> std::sync::RwLockWriteGuard<'_, Vec<f32>> {
+    cell.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEMBERS: usize = 3;
+
+    /// Runs `body` on three threads, each with its side of one group communicator.
+    fn together<T: Send>(body: impl Fn(usize, &SharedCollectives) -> T + Sync) -> Vec<T> {
+        let group = Arc::new(Window::new(MEMBERS, 10));
+        std::thread::scope(|scope| {
+            let run = |member| {
+                let lane = (Arc::new(Window::new(1, 10)), 0);
+                let side = SharedCollectives::new(lane, (Arc::clone(&group), member));
+                side.set_patience(Duration::from_secs(60));
+                let body = &body;
+                scope.spawn(move || body(member, &side))
+            };
+            let threads: Vec<_> = (0..MEMBERS).map(run).collect();
+            threads.into_iter().map(|t| t.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn sums_are_the_same_bits_everywhere_and_in_member_order() {
+        let values = [1e8f32, 1.0, -1e8];
+        let sums = together(|member, side| {
+            let mut x = [values[member]; 5];
+            for _ in 0..100 {
+                x = [values[member]; 5];
+                side.all_reduce(Comm::Group, 5, &mut x).unwrap();
+            }
+            x
+        });
+        assert_eq!(sums, [[(1e8f32 + 1.0) - 1e8; 5]; MEMBERS]);
+    }
+
+    #[test]
+    fn rows_of_uneven_members_are_gathered_and_scattered_back() {
+        let counts = [2, 0, 3];
+        let results = together(|member, side| {
+            let mine: Vec<f32> = (0..counts[member]).map(|i| (10 * member + i) as f32).collect();
+            let mut all = [f32::NAN; MEMBERS * 4];
+            side.all_gather(Comm::Group, 4, &mine, &counts, 4, &mut all).unwrap();
+            let mut back = vec![f32::NAN; counts[member]];
+            side.reduce_scatter(Comm::Group, MEMBERS * 4, &all, &counts, 4, &mut back).unwrap();
+            (mine, back)
+        });
+        for (mine, back) in results {
+            let tripled: Vec<f32> = mine.iter().map(|v| v * 3.0).collect();
+            assert_eq!(back, tripled);
+        }
+    }
+
+    #[test]
+    fn members_that_disagree_about_a_length_get_an_error() {
+        let results =
+            together(|member, side| side.all_reduce(Comm::Group, 8, &mut vec![0.0; 4 + member % 2]));
+        assert!(
+            results.iter().all(|r| matches!(r, Err(OpsError::Collective(text)) if text.contains("diverged")))
+        );
+    }
+
+    #[test]
+    fn a_member_that_never_comes_is_named() {
+        let results = together(|member, side| {
+            side.set_patience(Duration::from_millis(20));
+            if member == 1 { Ok(()) } else { side.all_reduce(Comm::Group, 1, &mut [0.0]) }
+        });
+        let error = results[0].as_ref().unwrap_err().to_string();
+        assert!(error.contains("missing members [1]"), "{error}");
+    }
+}

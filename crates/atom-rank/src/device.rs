@@ -1,0 +1,96 @@
+//! One rank's device as the loops see it: model, recordings by bucket, page tables.
+
+use crate::collectives::SharedCollectives;
+use atom_base::ScoredToken;
+use atom_engine::Plan;
+use atom_group::{BUCKETS_MAX, Bucket};
+use atom_model::Model;
+use atom_ops::{Backend, OpsError, PageTables, Recording, Reserve, StepInputs, StepShape};
+use std::time::Duration;
+
+/// A loaded rank.
+pub(crate) struct Device {
+    backend: Box<dyn Backend>,
+    model: Model,
+    collectives: SharedCollectives,
+    recordings: [Option<Recorded>; BUCKETS_MAX],
+    tables: Vec<u32>, // [slots, stride]
+    stride: usize,
+    lanes: usize,
+    lane_in_group: usize,
+    results: Vec<ScoredToken>, // [out rows]
+}
+
+#[derive(Clone, Copy)]
+struct Recorded {
+    number: usize,
+    signature: u64,
+}
+
+impl Device {
+    /// Reserves everything that steps touch.
+    pub(crate) fn new(
+        mut backend: Box<dyn Backend>,
+        model: Model,
+        collectives: SharedCollectives,
+        reserve: &Reserve,
+        lane_in_group: usize,
+    ) -> Result<Self, OpsError> {
+        backend.reserve(reserve)?;
+        for collective in model.record(reserve.top).collectives() {
+            collectives.reserve(collective.comm, collective.elements);
+        }
+        Ok(Self {
+            backend,
+            model,
+            collectives,
+            recordings: [None; BUCKETS_MAX],
+            tables: vec![0; reserve.slots * reserve.pages_per_sequence],
+            stride: reserve.pages_per_sequence,
+            lanes: reserve.top.lanes,
+            lane_in_group,
+            results: vec![ScoredToken::NOT_A_NUMBER; reserve.top.out_rows],
+        })
+    }
+
+    /// Records a bucket and returns the signature of its collectives.
+    pub(crate) fn record(&mut self, bucket: Bucket) -> Result<u64, OpsError> {
+        let shape = StepShape { rows: bucket.rows(), out_rows: bucket.out_rows(), lanes: self.lanes };
+        let recording: Recording = self.model.record(shape);
+        let signature = recording.signature();
+        let number = self.backend.record(recording)?;
+        self.recordings[bucket.index()] = Some(Recorded { number, signature });
+        Ok(signature)
+    }
+
+    /// Replays a bucket for `plan`. `group_rows[l]` is what lane `l` was granted. Returns the
+    /// recording's signature and, on the rank that samples, one result for each row with logits.
+    pub(crate) fn replay(
+        &mut self,
+        bucket: Bucket,
+        plan: &Plan,
+        group_rows: &[u32],
+        patience: Duration,
+    ) -> Result<(u64, &[ScoredToken]), OpsError> {
+        assert!(plan.rows() <= bucket.rows(), "{} rows in a bucket of {}", plan.rows(), bucket.rows());
+        let recorded = self.recordings[bucket.index()].expect("settle replays only what was recorded");
+        for entry in &plan.table_entries {
+            self.tables[entry.slot.0 as usize * self.stride + entry.index as usize] = entry.page.0;
+        }
+        let inputs = StepInputs {
+            tokens: &plan.tokens,
+            positions: &plan.positions,
+            cache_rows: &plan.cache_rows,
+            spans: &plan.spans,
+            out: &plan.out,
+            slot_loads: &plan.slot_loads,
+            tables: PageTables { entries: &self.tables, stride: self.stride },
+            group_rows,
+            lane: self.lane_in_group,
+        };
+        let results = &mut self.results[..plan.out.len()];
+        self.collectives.set_patience(patience);
+        self.backend.replay(recorded.number, &inputs, &self.collectives, results)?;
+        Ok((recorded.signature, results))
+    }
+}

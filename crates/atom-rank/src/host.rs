@@ -1,0 +1,468 @@
+//! The process side: starts the ranks, takes requests, answers questions, stops everything.
+
+use crate::board::Board;
+use crate::collectives::{SharedCollectives, Window};
+use crate::device::Device;
+use crate::follower::Follower;
+use crate::lane::Lane;
+use crate::mail::{Mail, Mailbox};
+use crate::outbox::{EventSink, Outbox};
+use crate::stats::{Gauges, Health, LaneHealth, LaneStats};
+use crate::supervisor::{self, Ended};
+use atom_base::{LaneId, Mesh, RequestId, Seat};
+use atom_engine::{EngineError, EngineLimits, Plan, Refusal, Request, Scheduler, SchedulerConfig};
+use atom_group::{Exchange, Facts, GroupState, Lattice};
+use atom_model::{Model, ModelError};
+use atom_ops::{Backend, KvDType, OpsError, Reserve, StepShape};
+use atom_weights::Checkpoint;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// What a host runs.
+#[derive(Clone, Debug)]
+pub struct HostConfig {
+    /// Ranks, lanes, groups.
+    pub mesh: Mesh,
+    /// Legal step shapes.
+    pub lattice: Arc<Lattice>,
+    /// Every lane's scheduler.
+    pub scheduler: SchedulerConfig,
+    /// Element type of the KV cache.
+    pub kv_dtype: KvDType,
+    /// Requests that may wait in a lane.
+    pub queue_max: usize,
+    /// Record every bucket before serving.
+    pub record_all: bool,
+    /// Fill what nothing may read with NaN, see [`Reserve::poison`].
+    pub poison: bool,
+    /// Looks before a waiting rank sleeps; 0 where ranks outnumber cores.
+    pub spins: u32,
+}
+
+/// A running mesh of ranks.
+pub struct Host {
+    shared: Arc<HostShared>,
+    limits: EngineLimits,
+    queue_max: usize,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    next_lane: AtomicUsize,
+}
+
+/// Why a host did not start.
+#[derive(Debug, Error)]
+pub enum HostError {
+    /// A rank could not load or reserve.
+    #[error("rank {rank}: {source}")]
+    Rank {
+        /// Which rank.
+        rank: u16,
+        /// What happened.
+        source: StartError,
+    },
+    /// The operating system refused a thread.
+    #[error("can't start a rank's thread: {0}")]
+    Thread(std::io::Error),
+    /// Ranks loaded but the group ended before it was ready.
+    #[error("the group ended while starting: {0}")]
+    Ended(String),
+}
+
+/// Why a rank did not start.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// Loading its share of the model.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// Making or reserving its device.
+    #[error(transparent)]
+    Backend(#[from] OpsError),
+    /// A bug: the thread panicked while starting.
+    #[error("panicked while starting: {0}")]
+    Panic(String),
+}
+
+/// Called with (rank, layers done, layers) while ranks load.
+pub type Progress = dyn Fn(usize, usize, usize) + Sync + Send;
+
+/// What all threads of the host share.
+pub(crate) struct HostShared {
+    pub(crate) mesh: Mesh,
+    pub(crate) epoch: Instant,
+    pub(crate) groups: Vec<Arc<GroupShared>>,
+    pub(crate) outbox: Arc<Outbox>,
+    fault: OnceLock<String>,
+    draining: AtomicBool,
+}
+
+/// What the lanes of a group share.
+pub(crate) struct GroupShared {
+    pub(crate) exchange: Exchange,
+    pub(crate) window: Arc<Window>,
+    pub(crate) lanes: Vec<LaneShared>,
+    pub(crate) exit: AtomicBool,
+}
+
+/// What the ranks of a lane share with each other and the outside.
+pub(crate) struct LaneShared {
+    pub(crate) mailbox: Mailbox,
+    pub(crate) board: Board,
+    pub(crate) window: Arc<Window>,
+    pub(crate) gauges: Gauges,
+}
+
+impl Host {
+    /// Starts every rank and returns when all are loaded and the start-up recordings are made.
+    pub fn start(
+        config: &HostConfig,
+        checkpoint: &Arc<Checkpoint>,
+        backend: impl Fn(&Seat) -> Result<Box<dyn Backend>, OpsError> + Send + Sync + 'static,
+        progress: Arc<Progress>,
+    ) -> Result<Self, HostError> {
+        let model = checkpoint.config();
+        let scheduler = &config.scheduler;
+        let limits = EngineLimits {
+            max_model_len: scheduler.max_model_len,
+            cache_tokens: (scheduler.pages - 1) * scheduler.page_size,
+            queue_max: config.queue_max,
+            max_num_seqs: scheduler.max_num_seqs,
+            vocab_size: model.vocab_size,
+            lanes: config.mesh.lanes(),
+        };
+        let shared = Arc::new(HostShared::new(config));
+        let (ended_tx, ended_rx) = mpsc::channel();
+        let (loaded_tx, loaded_rx) = mpsc::channel();
+        let starter = Arc::new(Starter {
+            config: config.clone(),
+            checkpoint: Arc::clone(checkpoint),
+            backend: Box::new(backend),
+            shared: Arc::clone(&shared),
+            progress,
+        });
+        let mut threads = Vec::new();
+        for seat in config.mesh.seats() {
+            let (starter, loaded, ended) = (Arc::clone(&starter), loaded_tx.clone(), ended_tx.clone());
+            threads.push(spawn(format!("rank {}", seat.rank), move || starter.rank(&seat, &loaded, &ended))?);
+        }
+        drop(ended_tx);
+        let delivering = Arc::clone(&shared.outbox);
+        threads.push(spawn("deliver".into(), move || delivering.deliver())?);
+        let host = Self {
+            shared,
+            limits,
+            queue_max: config.queue_max,
+            threads: Mutex::new(threads),
+            next_lane: AtomicUsize::new(0),
+        };
+        host.wait_loaded(&loaded_rx)?;
+        let watched = Arc::clone(&host.shared);
+        let supervisor = spawn("supervisor".into(), move || supervisor::watch(&watched, &ended_rx))?;
+        host.threads.lock().unwrap_or_else(PoisonError::into_inner).push(supervisor);
+        host.wait_ready()?;
+        Ok(host)
+    }
+
+    /// What this host can serve.
+    pub fn limits(&self) -> &EngineLimits {
+        &self.limits
+    }
+
+    /// Takes a request; its events go to `sink`, ending with exactly one terminal event.
+    pub fn submit(&self, request: Request, sink: EventSink) -> Result<(), Refusal> {
+        if let Some(fault) = self.shared.fault.get() {
+            return Err(Refusal::Closed(format!("a rank failed: {fault}")));
+        }
+        if self.shared.draining.load(Ordering::SeqCst) {
+            return Err(Refusal::Closed("it is shutting down".into()));
+        }
+        self.limits.check(&request)?;
+        let lane = request.lane.map_or_else(|| self.least_loaded(), |lane| usize::from(lane.0));
+        let (group, lane_shared) = self.lane(lane);
+        let waiting =
+            self.shared.outbox.open_on(LaneId(lane as u16)).saturating_sub(self.limits.max_num_seqs);
+        if waiting >= self.queue_max {
+            return Err(Refusal::QueueFull { waiting });
+        }
+        let id = request.id;
+        self.shared.outbox.route(id, LaneId(lane as u16), sink);
+        lane_shared.mailbox.put(Mail::Submit(request));
+        group.exchange.ring();
+        // The group may have been lost in between: then nobody reads that mail.
+        if let Some(fault) = self.shared.fault.get()
+            && self.shared.outbox.unroute(id).is_some()
+        {
+            return Err(Refusal::Closed(format!("a rank failed: {fault}")));
+        }
+        Ok(())
+    }
+
+    /// Ends a request that nobody listens to any more.
+    pub fn abort(&self, id: RequestId) {
+        if let Some(lane) = self.shared.outbox.unroute(id) {
+            let (group, lane) = self.lane(usize::from(lane.0));
+            lane.mailbox.put(Mail::Abort(id));
+            group.exchange.ring();
+        }
+    }
+
+    /// Every lane's counters.
+    pub fn stats(&self) -> Vec<LaneStats> {
+        self.shared.groups.iter().flat_map(|g| g.lanes.iter().map(|l| l.gauges.stats())).collect()
+    }
+
+    /// How the host is, without asking any rank.
+    pub fn health(&self) -> Health {
+        self.shared.health()
+    }
+
+    /// Refuses new requests from now on; those that run go on.
+    pub fn drain(&self) {
+        self.shared.draining.store(true, Ordering::SeqCst);
+    }
+
+    /// Ends all groups once their requests are done, and joins the threads. A rank that is stuck is left
+    /// behind; the returned fault says so.
+    pub fn shutdown(self) -> Result<(), String> {
+        self.stop();
+        self.shared.fault.get().map_or(Ok(()), |fault| Err(fault.clone()))
+    }
+
+    fn stop(&self) {
+        self.drain();
+        for group in &self.shared.groups {
+            group.exit.store(true, Ordering::SeqCst);
+            group.exchange.ring();
+        }
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        let (deliver, ranks): (Vec<_>, Vec<_>) =
+            threads.into_iter().partition(|t| t.thread().name() == Some("deliver"));
+        for thread in ranks {
+            if self.shared.fault.get().is_none() || thread.is_finished() {
+                // A panic was reported by the supervisor already.
+                let _ = thread.join();
+            }
+        }
+        self.shared.outbox.close();
+        deliver.into_iter().for_each(|t| drop(t.join()));
+    }
+
+    fn lane(&self, lane: usize) -> (&GroupShared, &LaneShared) {
+        let per_group = self.shared.mesh.lanes_per_group();
+        let group = &self.shared.groups[lane / per_group];
+        (group, &group.lanes[lane % per_group])
+    }
+
+    /// The lane with the fewest open requests; among equals they take turns.
+    fn least_loaded(&self) -> usize {
+        let lanes = self.limits.lanes;
+        let first = self.next_lane.fetch_add(1, Ordering::Relaxed) % lanes;
+        let load = |lane: &usize| self.shared.outbox.open_on(LaneId(*lane as u16));
+        (0..lanes).map(|i| (first + i) % lanes).min_by_key(load).unwrap_or(0)
+    }
+
+    fn wait_loaded(&self, loaded: &mpsc::Receiver<(u16, Result<(), StartError>)>) -> Result<(), HostError> {
+        let mut first_error = None;
+        for (rank, result) in loaded.iter().take(self.shared.mesh.ranks()) {
+            if let Err(source) = result {
+                // Ranks that did load must not wait for this one.
+                self.shared.groups.iter().for_each(|group| supervisor::close(group));
+                first_error.get_or_insert(HostError::Rank { rank, source });
+            }
+        }
+        first_error.map_or(Ok(()), Err)
+    }
+
+    fn wait_ready(&self) -> Result<(), HostError> {
+        loop {
+            let lanes = self.shared.groups.iter().flat_map(|g| &g.lanes);
+            if lanes.into_iter().all(|l| l.gauges.ready.load(Ordering::SeqCst)) {
+                return Ok(());
+            }
+            if let Some(fault) = self.shared.fault.get() {
+                return Err(HostError::Ended(fault.clone()));
+            }
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl HostShared {
+    fn new(config: &HostConfig) -> Self {
+        let mesh = config.mesh;
+        let top = config.lattice.top();
+        let stride = config.scheduler.max_model_len.div_ceil(config.scheduler.page_size);
+        let plan = || Plan::with_capacity(top.rows(), config.scheduler.max_num_seqs, stride);
+        let lane = || LaneShared {
+            mailbox: Mailbox::default(),
+            board: Board::new(mesh.ranks_per_lane(), mesh.lanes_per_group(), config.spins, plan),
+            window: Arc::new(Window::new(mesh.ranks_per_lane(), config.spins)),
+            gauges: Gauges::default(),
+        };
+        let group = || {
+            Arc::new(GroupShared {
+                exchange: Exchange::new(mesh.lanes_per_group(), config.spins),
+                window: Arc::new(Window::new(mesh.lanes_per_group(), config.spins)),
+                lanes: (0..mesh.lanes_per_group()).map(|_| lane()).collect(),
+                exit: AtomicBool::new(false),
+            })
+        };
+        Self {
+            mesh,
+            epoch: Instant::now(),
+            groups: (0..mesh.groups()).map(|_| group()).collect(),
+            outbox: Outbox::new(),
+            fault: OnceLock::new(),
+            draining: AtomicBool::new(false),
+        }
+    }
+
+    /// Keeps the first fault; true if this is it.
+    pub(crate) fn set_fault(&self, reason: &str) -> bool {
+        self.fault.set(reason.to_owned()).is_ok()
+    }
+
+    /// Numbers of a group's lanes over the whole mesh.
+    pub(crate) fn lanes_of(&self, group: usize) -> Vec<LaneId> {
+        let per_group = self.mesh.lanes_per_group();
+        (group * per_group..(group + 1) * per_group).map(|lane| LaneId(lane as u16)).collect()
+    }
+
+    fn health(&self) -> Health {
+        let now_ms = self.epoch.elapsed().as_millis() as u64;
+        let mut lanes = Vec::with_capacity(self.mesh.lanes());
+        for group in &self.groups {
+            for (place, lane) in group.lanes.iter().enumerate() {
+                let sighting = group.exchange.sighting(place);
+                let since = now_ms.saturating_sub(lane.gauges.since_ms.load(Ordering::Relaxed));
+                lanes.push(LaneHealth {
+                    lane: LaneId(lanes.len() as u16),
+                    activity: sighting.activity,
+                    step: sighting.step,
+                    since: Duration::from_millis(since),
+                });
+            }
+        }
+        let ready = self.groups.iter().flat_map(|g| &g.lanes).all(|l| l.gauges.ready.load(Ordering::SeqCst));
+        let draining = self.draining.load(Ordering::SeqCst);
+        Health { ready, draining, fault: self.fault.get().cloned(), lanes }
+    }
+}
+
+/// Makes ranks, each on its own thread.
+struct Starter {
+    config: HostConfig,
+    checkpoint: Arc<Checkpoint>,
+    #[expect(clippy::type_complexity, reason = "named once, here")]
+    backend: Box<dyn Fn(&Seat) -> Result<Box<dyn Backend>, OpsError> + Send + Sync>,
+    shared: Arc<HostShared>,
+    progress: Arc<Progress>,
+}
+
+impl Starter {
+    /// A rank thread, from loading to its end. A panic anywhere becomes a report.
+    fn rank(
+        &self,
+        seat: &Seat,
+        loaded: &mpsc::Sender<(u16, Result<(), StartError>)>,
+        ended: &mpsc::Sender<Ended>,
+    ) {
+        let device = catch_unwind(AssertUnwindSafe(|| self.load(seat)));
+        let device = device.unwrap_or_else(|panic| Err(StartError::Panic(text_of(&*panic))));
+        let (device, report) = match device {
+            Ok(device) => (Some(device), Ok(())),
+            Err(error) => (None, Err(error)),
+        };
+        let failed = report.as_ref().err().map(ToString::to_string);
+        // The receiver outlives loading; after a failed start nobody is left to tell.
+        let _ = loaded.send((seat.rank.0, report));
+        let outcome = match (device, failed) {
+            (Some(device), _) => {
+                let run = catch_unwind(AssertUnwindSafe(|| self.run(seat, device)));
+                run.unwrap_or_else(|panic| Err(format!("panicked: {}", text_of(&*panic))))
+            }
+            (None, failed) => Err(failed.unwrap_or_default()),
+        };
+        let _ = ended.send(Ended { seat: *seat, outcome });
+    }
+
+    fn load(&self, seat: &Seat) -> Result<Device, StartError> {
+        let mut backend = (self.backend)(seat)?;
+        let progress = |done, total| (self.progress)(usize::from(seat.rank.0), done, total);
+        let model = Model::load(&self.checkpoint, &self.config.mesh, seat, &mut *backend, &progress)?;
+        let top = self.config.lattice.top();
+        let scheduler = &self.config.scheduler;
+        let reserve = Reserve {
+            top: StepShape {
+                rows: top.rows(),
+                out_rows: top.out_rows(),
+                lanes: self.config.mesh.lanes_per_group(),
+            },
+            layers: model.config().layers,
+            attention: Arc::clone(model.attention()),
+            page_size: scheduler.page_size,
+            pages: scheduler.pages,
+            pages_per_sequence: scheduler.max_model_len.div_ceil(scheduler.page_size),
+            kv_dtype: self.config.kv_dtype,
+            slots: scheduler.max_num_seqs + 1,
+            vocab: model.config().vocab_size,
+            samples: seat.rank_in_lane == 0,
+            poison: self.config.poison,
+        };
+        let group = &self.shared.groups[usize::from(seat.group)];
+        let collectives = SharedCollectives::new(
+            (Arc::clone(&group.lanes[seat.lane_in_group].window), seat.rank_in_lane),
+            (Arc::clone(&group.window), seat.lane_in_group),
+        );
+        Ok(Device::new(backend, model, collectives, &reserve, seat.lane_in_group)?)
+    }
+
+    fn run(&self, seat: &Seat, device: Device) -> Result<(), String> {
+        let shared = Arc::clone(&self.shared.groups[usize::from(seat.group)]);
+        let lane_in_group = seat.lane_in_group;
+        let outcome = if seat.rank_in_lane == 0 {
+            let lanes = self.config.mesh.lanes_per_group();
+            let mut lane = Lane {
+                shared,
+                lane_in_group,
+                outbox: Arc::clone(&self.shared.outbox),
+                epoch: self.shared.epoch,
+                state: GroupState::new(Arc::clone(&self.config.lattice), lanes, self.config.record_all),
+                scheduler: Scheduler::new(self.config.scheduler.clone()),
+                device,
+                mail: VecDeque::new(),
+                facts: vec![Facts::default(); lanes],
+                last_signature: 0,
+                last_replay_us: 0,
+                order: 0,
+            };
+            let outcome = lane.run();
+            if let Err(error) = &outcome {
+                let error = EngineError::Rank(error.to_string());
+                lane.scheduler.fail_all(&error, &mut self.shared.outbox.posting());
+            }
+            outcome
+        } else {
+            Follower { shared, lane_in_group, rank_in_lane: seat.rank_in_lane, device }.run()
+        };
+        outcome.map_err(|e| e.to_string())
+    }
+}
+
+fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, HostError> {
+    std::thread::Builder::new().name(name).spawn(body).map_err(HostError::Thread)
+}
+
+fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())
+}

@@ -1,0 +1,119 @@
+//! What can be read from outside while lanes run: counters, activity, health.
+
+use atom_base::{LaneId, StepNo};
+use atom_engine::Counters;
+use atom_group::Activity;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// One lane's totals since start, and what it holds now.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LaneStats {
+    /// Steps that replayed a recording.
+    pub replays: u64,
+    /// Buckets recorded.
+    pub recordings: u64,
+    /// Rows computed for requests.
+    pub real_rows: u64,
+    /// Rows of buckets that no request used.
+    pub padding_rows: u64,
+    /// Time in exchanges.
+    pub exchange_wait: Duration,
+    /// Time in replays.
+    pub replay_time: Duration,
+    /// The scheduler's counters.
+    pub counters: Counters,
+}
+
+/// How one lane is.
+#[derive(Clone, Debug)]
+pub struct LaneHealth {
+    /// Which lane.
+    pub lane: LaneId,
+    /// What it is doing.
+    pub activity: Activity,
+    /// In which step.
+    pub step: StepNo,
+    /// For how long.
+    pub since: Duration,
+}
+
+/// How the host is.
+#[derive(Clone, Debug)]
+pub struct Health {
+    /// Every start-up recording is made: requests are admitted.
+    pub ready: bool,
+    /// Told to stop: running requests end, new ones are refused.
+    pub draining: bool,
+    /// Why the host can't go on, if it can't.
+    pub fault: Option<String>,
+    /// Every lane.
+    pub lanes: Vec<LaneHealth>,
+}
+
+/// Counters that the lane writes and anyone reads. Relaxed: each is right by itself.
+#[derive(Default)]
+pub(crate) struct Gauges {
+    pub(crate) ready: AtomicBool,
+    pub(crate) replays: AtomicU64,
+    pub(crate) recordings: AtomicU64,
+    pub(crate) real_rows: AtomicU64,
+    pub(crate) padding_rows: AtomicU64,
+    pub(crate) exchange_us: AtomicU64,
+    pub(crate) replay_us: AtomicU64,
+    /// When the present activity began, and how long it may take; milliseconds since the host's start.
+    pub(crate) since_ms: AtomicU64,
+    pub(crate) patience_ms: AtomicU64,
+    counters: [AtomicU64; 11],
+}
+
+impl Gauges {
+    pub(crate) fn add(counter: &AtomicU64, value: u64) {
+        counter.fetch_add(value, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_counters(&self, c: &Counters) {
+        let values = [
+            c.running as u64,
+            c.waiting as u64,
+            c.pages_held as u64,
+            c.pages_kept as u64,
+            c.admitted,
+            c.preempted,
+            c.finished,
+            c.prompt_tokens,
+            c.cached_tokens,
+            c.generated_tokens,
+            c.rows,
+        ];
+        for (cell, value) in self.counters.iter().zip(values) {
+            cell.store(value, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn stats(&self) -> LaneStats {
+        let get = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
+        let c = &self.counters;
+        LaneStats {
+            replays: get(&self.replays),
+            recordings: get(&self.recordings),
+            real_rows: get(&self.real_rows),
+            padding_rows: get(&self.padding_rows),
+            exchange_wait: Duration::from_micros(get(&self.exchange_us)),
+            replay_time: Duration::from_micros(get(&self.replay_us)),
+            counters: Counters {
+                running: get(&c[0]) as usize,
+                waiting: get(&c[1]) as usize,
+                pages_held: get(&c[2]) as usize,
+                pages_kept: get(&c[3]) as usize,
+                admitted: get(&c[4]),
+                preempted: get(&c[5]),
+                finished: get(&c[6]),
+                prompt_tokens: get(&c[7]),
+                cached_tokens: get(&c[8]),
+                generated_tokens: get(&c[9]),
+                rows: get(&c[10]),
+            },
+        }
+    }
+}
