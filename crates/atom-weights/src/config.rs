@@ -1,6 +1,15 @@
 //! What a checkpoint says about its model, whichever format and spelling it came in.
 
+mod gguf;
+mod json;
+mod rope;
+
+pub(crate) use gguf::from_gguf;
+pub(crate) use json::{from_json, token_ids};
+
+use crate::error::WeightsError;
 use atom_base::TokenId;
+use std::path::Path;
 
 /// The model families this build can run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -96,3 +105,108 @@ pub enum RopeScaling {
     /// Per-pair divisors stored in the file (GGUF's `rope_freqs.weight`), `dim / 2` of them.
     Divisors(Vec<f32>),
 }
+
+impl Architecture {
+    /// Every family.
+    pub const ALL: [Self; 3] = [Self::Llama, Self::Qwen2, Self::Qwen3];
+
+    /// `model_type` in config.json, `general.architecture` in GGUF.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+        }
+    }
+
+    /// The entry of `architectures` in config.json.
+    pub const fn class(self) -> &'static str {
+        match self {
+            Self::Llama => "LlamaForCausalLM",
+            Self::Qwen2 => "Qwen2ForCausalLM",
+            Self::Qwen3 => "Qwen3ForCausalLM",
+        }
+    }
+
+    /// "llama, qwen2, qwen3", for messages.
+    pub(crate) fn supported() -> String {
+        format!("supported are {}", Self::ALL.map(Self::name).join(", "))
+    }
+}
+
+impl ModelConfig {
+    /// The attention output has a bias too. `attention_bias` covers all four projections of Llama and
+    /// Qwen3; Qwen2 has its biases on q, k and v only.
+    pub fn output_bias(&self) -> bool {
+        self.attention_bias && self.architecture != Architecture::Qwen2
+    }
+
+    /// The checks that tie several numbers together; single numbers were bounded when they were read.
+    fn check(&self, origin: &Path, keys: &KeyNames<'_>) -> Result<(), WeightsError> {
+        let wrong = |key: &str, problem: String| Err(WeightsError::config(origin, key, problem));
+        let Self { q_heads, kv_heads, head_dim, .. } = *self;
+        if !q_heads.is_multiple_of(kv_heads) {
+            let problem = format!("is {kv_heads}, which does not divide {} = {q_heads}", keys.q_heads);
+            return wrong(keys.kv_heads, problem);
+        }
+        if !head_dim.is_multiple_of(2) {
+            return wrong(keys.head_dim, format!("is {head_dim}; rotary embeddings need an even number"));
+        }
+        if q_heads * head_dim > WIDTH_MAX {
+            let problem = format!("is {head_dim}; times {q_heads} heads it passes the bound of {WIDTH_MAX}");
+            return wrong(keys.head_dim, problem);
+        }
+        let dim = self.rope.dim;
+        if dim < 2 || dim > head_dim || !dim.is_multiple_of(2) {
+            let problem = format!(
+                "makes {dim} rotated elements of a head's {head_dim}; it must be an even number from 2 to that"
+            );
+            return wrong(keys.rope_dim, problem);
+        }
+        if let RopeScaling::Divisors(divisors) = &self.rope.scaling {
+            let expected = dim / 2;
+            if divisors.len() != expected {
+                let found = divisors.len();
+                return wrong("rope_freqs.weight", format!("has {found} elements; {expected} are needed"));
+            }
+            if let Some(bad) = divisors.iter().find(|d| !(d.is_finite() && **d > 0.0)) {
+                return wrong("rope_freqs.weight", format!("has a divisor of {bad}; all must be above 0"));
+            }
+        }
+        for (key, token) in
+            self.bos.iter().map(|t| (keys.bos, t)).chain(self.eos.iter().map(|t| (keys.eos, t)))
+        {
+            if *token as usize >= self.vocab_size {
+                let problem = format!("is {token}, but the vocabulary has {} entries", self.vocab_size);
+                return wrong(key, problem);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How the file at hand spells the keys that [`ModelConfig::check`] may complain of.
+struct KeyNames<'a> {
+    q_heads: &'a str,
+    kv_heads: &'a str,
+    head_dim: &'a str,
+    rope_dim: &'a str,
+    bos: &'a str,
+    eos: &'a str,
+}
+
+/// Entries of a vocabulary. The largest published ones have about 2^18.
+const VOCAB_MAX: usize = 1 << 24;
+/// Elements of a row of activations. The largest published MLPs have about 2^17.
+const WIDTH_MAX: usize = 1 << 20;
+/// Decoder layers; the deepest published models have about 130.
+const LAYERS_MAX: usize = 1 << 12;
+/// Heads of one layer.
+const HEADS_MAX: usize = 1 << 14;
+/// Elements of one head.
+const HEAD_DIM_MAX: usize = 1 << 13;
+/// Positions. Rotary angles in f32 mean nothing far below this.
+const POSITIONS_MAX: usize = 1 << 28;
+// The largest tensor is counted in usize.
+const _: () =
+    assert!(VOCAB_MAX.checked_mul(WIDTH_MAX).is_some() && WIDTH_MAX.checked_mul(WIDTH_MAX).is_some());

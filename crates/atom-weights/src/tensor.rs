@@ -3,6 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
+/// Whatever keeps a tensor's bytes alive: a mapped file, or a vector.
+pub(crate) type Owner = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
 /// How elements are stored. Quantised types are ggml's: blocks of 32 along the last dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
@@ -89,7 +92,7 @@ impl Tensor {
         Self::new(DType::F32, shape, Arc::new(bytes), 0, len)
     }
 
-    /// The raw bytes.
+    /// The raw bytes. They need not be aligned for the element type: files promise no alignment.
     pub fn bytes(&self) -> &[u8] {
         &(*self.owner).as_ref()[self.start..self.start + self.len]
     }
@@ -109,6 +112,13 @@ impl Tensor {
         let bytes = self.dtype.row_bytes(self.cols());
         &self.bytes()[row * bytes..(row + 1) * bytes]
     }
+}
+
+/// Elements of a shape that a file states. `None` if they, or a part of the dimensions without a zero
+/// among them, can't be counted: products of any of them are then safe to take.
+pub(crate) fn countable_elements(shape: &[usize]) -> Option<usize> {
+    let bound = shape.iter().try_fold(1_usize, |product, &size| product.checked_mul(size.max(1)))?;
+    Some(if shape.contains(&0) { 0 } else { bound })
 }
 
 impl fmt::Debug for Tensor {

@@ -1,0 +1,67 @@
+//! Models with random weights, made in memory from nothing but a configuration and a number.
+
+use crate::config::ModelConfig;
+use crate::error::WeightsError;
+use crate::family::{self, Role, TensorSpec};
+use crate::tensor::Tensor;
+use atom_base::rng::philox;
+use std::f64::consts::TAU;
+
+/// All tensors of a model, as f32. See [`Checkpoint::synthetic`](crate::Checkpoint::synthetic) for the rule.
+pub(crate) fn tensors(config: &ModelConfig, salt: u64) -> Result<Vec<(String, Tensor)>, WeightsError> {
+    let specs = family::tensors(config);
+    let bytes = specs.iter().map(|spec| 4 * spec.shape.iter().map(|&n| n as u128).product::<u128>()).sum();
+    if bytes > BYTES_MAX {
+        return Err(WeightsError::SyntheticSize { bytes, max: BYTES_MAX });
+    }
+    let make = |spec: TensorSpec| {
+        let values = values(&spec, config.tied_embeddings, salt);
+        (spec.name, Tensor::from_f32(spec.shape, values))
+    };
+    Ok(specs.into_iter().map(make).collect())
+}
+
+fn values(spec: &TensorSpec, tied: bool, salt: u64) -> Vec<f32> {
+    let inputs = spec.shape.last().copied().unwrap_or(1) as f64;
+    let (offset, scale) = match spec.role {
+        Role::Embedding if tied => (0.0, 0.3),
+        Role::Embedding => (0.0, 1.0),
+        Role::Head => (0.0, 3.0 / inputs.sqrt()),
+        Role::Norm => (1.0, 0.1),
+        Role::Bias => (0.0, 0.1),
+        Role::ResidualMatrix => (0.0, 2.0 / inputs.sqrt()),
+        Role::Matrix => (0.0, 1.2 / inputs.sqrt()),
+    };
+    let key = [crc32(format!("{salt}/{}", spec.name).as_bytes()), salt as u32];
+    let count: usize = spec.shape.iter().product();
+    let mut values = Vec::with_capacity(count + 1);
+    for pair in 0..count.div_ceil(2) as u64 {
+        values.extend(normal_pair(pair, key).map(|x| (offset + f64::from(x) * scale) as f32));
+    }
+    values.truncate(count);
+    values
+}
+
+/// Two independent standard normal numbers (Box and Muller, 1958).
+fn normal_pair(pair: u64, key: [u32; 2]) -> [f32; 2] {
+    let words = philox([pair as u32, (pair >> 32) as u32, 0, 0], key);
+    let unit = 1.0 / f64::from(1_u32 << 24);
+    let u1 = f64::from((words[0] >> 8) + 1) * unit; // never 0
+    let u2 = f64::from(words[1] >> 8) * unit;
+    let radius = (-2.0 * u1.ln()).sqrt();
+    let (sin, cos) = (TAU * u2).sin_cos();
+    [(radius * cos) as f32, (radius * sin) as f32]
+}
+
+/// CRC-32 as in zlib and PNG: polynomial 0x04C11DB7, bits reflected.
+fn crc32(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(u32::MAX, |crc, &byte| {
+        (0..8).fold(crc ^ u32::from(byte), |crc, _| (crc >> 1) ^ (0xEDB8_8320 & (crc & 1).wrapping_neg()))
+    })
+}
+
+/// Four billion parameters. A slip in a configuration shall not take a machine's memory.
+const BYTES_MAX: u128 = 16 << 30;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,9 @@
+//! Whole checkpoints, good and bad: one binary, so that it links once.
+
+#![allow(clippy::unwrap_used, reason = "the exemption for tests stops at their helper functions")]
+
+mod common;
+mod configs;
+mod folders;
+mod gguf_models;
+mod hostile;
