@@ -36,7 +36,8 @@ pub(crate) fn check(root: &Path) -> Result<Vec<String>> {
     let mut complaints = Vec::new();
     for (place, name) in ORDER.iter().enumerate() {
         let manifest = root.join("crates").join(name).join("Cargo.toml");
-        let text = std::fs::read_to_string(&manifest).with_context(|| format!("reading {}", manifest.display()))?;
+        let text =
+            std::fs::read_to_string(&manifest).with_context(|| format!("reading {}", manifest.display()))?;
         let table: toml::Table = text.parse().with_context(|| format!("parsing {}", manifest.display()))?;
         let used = table.get("dependencies").and_then(|d| d.as_table()).into_iter().flat_map(|d| d.keys());
         for used in used.filter(|used| used.starts_with("atom")) {

@@ -59,7 +59,10 @@ fn files(root: &Path) -> Result<Vec<PathBuf>> {
                 if !name.starts_with('.') && !matches!(name.as_str(), "target" | "golden" | "__pycache__") {
                     folders.push(path);
                 }
-            } else if matches!(path.extension().and_then(|e| e.to_str()), Some("rs" | "md" | "toml" | "sh" | "py")) {
+            } else if matches!(
+                path.extension().and_then(|e| e.to_str()),
+                Some("rs" | "md" | "toml" | "sh" | "py")
+            ) {
                 found.push(path);
             }
         }

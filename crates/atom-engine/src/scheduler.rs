@@ -78,6 +78,12 @@ pub trait Events {
     fn emit(&mut self, request: RequestId, event: Event);
 }
 
+impl Events for Vec<(RequestId, Event)> {
+    fn emit(&mut self, request: RequestId, event: Event) {
+        self.push((request, event));
+    }
+}
+
 /// One lane's requests.
 ///
 /// Invariants: `running` is in order of admission; `places[slot]` is the index in `running` of the

@@ -440,6 +440,7 @@ impl Starter {
                 scheduler: Scheduler::new(self.config.scheduler.clone()),
                 device,
                 mail: VecDeque::new(),
+                events: Vec::with_capacity(EVENTS_RESERVED),
                 facts: vec![Facts::default(); lanes],
                 last_signature: 0,
                 last_replay_us: 0,
@@ -448,7 +449,8 @@ impl Starter {
             let outcome = lane.run();
             if let Err(error) = &outcome {
                 let error = EngineError::Rank(error.to_string());
-                lane.scheduler.fail_all(&error, &mut self.shared.outbox.posting());
+                lane.scheduler.fail_all(&error, &mut lane.events);
+                self.shared.outbox.post(&mut lane.events);
             }
             outcome
         } else {
@@ -466,3 +468,6 @@ fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())
 }
+
+/// Events of one step that fit without growing: a token for each request of a large batch.
+const EVENTS_RESERVED: usize = 1024;

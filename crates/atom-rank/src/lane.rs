@@ -6,7 +6,8 @@ use crate::host::{GroupShared, LaneShared};
 use crate::mail::Mail;
 use crate::outbox::Outbox;
 use crate::stats::Gauges;
-use atom_engine::Scheduler;
+use atom_base::RequestId;
+use atom_engine::{Event, Scheduler};
 use atom_group::{
     Activity, Bucket, Divergence, ExchangeError, ExitCause, Facts, FactsFlags, Grants, GroupState, GroupStep,
     WaitError, settle,
@@ -28,6 +29,7 @@ pub(crate) struct Lane {
     pub(crate) scheduler: Scheduler,
     pub(crate) device: Device,
     pub(crate) mail: VecDeque<Mail>,
+    pub(crate) events: Vec<(RequestId, Event)>,
     pub(crate) facts: Vec<Facts>, // [lanes]
     pub(crate) last_signature: u64,
     pub(crate) last_replay_us: u32,
@@ -96,16 +98,16 @@ impl Lane {
             return;
         }
         let now = self.now_ms();
-        let mut events = self.outbox.posting();
         for mail in self.mail.drain(..) {
             match mail {
-                Mail::Submit(request) => self.scheduler.submit(request, now, &mut events),
+                Mail::Submit(request) => self.scheduler.submit(request, now, &mut self.events),
                 Mail::Abort(id) => {
-                    self.scheduler.abort(id, &mut events);
+                    self.scheduler.abort(id, &mut self.events);
                 }
             }
         }
         self.gauges().set_counters(&self.scheduler.counters());
+        self.outbox.post(&mut self.events);
     }
 
     fn exchange(&mut self) -> Result<GroupStep, RankError> {
@@ -176,8 +178,10 @@ impl Lane {
         self.last_signature = signature;
         self.last_replay_us = took.as_micros().clamp(1, u128::from(u32::MAX)) as u32;
         self.shared.exchange.note(self.lane_in_group, self.state.next_step(), Activity::Applying);
-        self.scheduler.apply(&post.plan, results, &mut self.outbox.posting());
+        self.scheduler.apply(&post.plan, results, &mut self.events);
+        // Counters first: who sees a request end finds them up to date.
         self.count(bucket, post.plan.rows(), took);
+        self.outbox.post(&mut self.events);
         Ok(())
     }
 

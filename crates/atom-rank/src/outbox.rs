@@ -2,7 +2,7 @@
 //! requests' sinks. The step allocates nothing and never waits for a reader.
 
 use atom_base::{LaneId, RequestId};
-use atom_engine::{EngineError, Event, Events};
+use atom_engine::{EngineError, Event};
 use crossbeam_queue::ArrayQueue;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,12 +23,6 @@ pub(crate) struct Outbox {
 struct Route {
     lane: LaneId,
     sink: EventSink,
-}
-
-/// A lane's end of the outbox.
-pub(crate) struct Posting<'a> {
-    outbox: &'a Outbox,
-    posted: bool,
 }
 
 /// Events of several steps of a full batch; the delivering thread empties it in microseconds.
@@ -89,9 +83,20 @@ impl Outbox {
         self.wake();
     }
 
-    /// A lane's end for one step.
-    pub(crate) fn posting(&self) -> Posting<'_> {
-        Posting { outbox: self, posted: false }
+    /// Sends off the events of one step and leaves `events` empty, with its room.
+    pub(crate) fn post(&self, events: &mut Vec<(RequestId, Event)>) {
+        if events.is_empty() {
+            return;
+        }
+        for mut item in events.drain(..) {
+            while let Err(back) = self.ring.push(item) {
+                // Bounded: the delivering thread never blocks, so a full ring empties.
+                item = back;
+                self.wake();
+                std::thread::yield_now();
+            }
+        }
+        self.wake();
     }
 
     fn hand_over(&self, request: RequestId, event: Event) {
@@ -112,26 +117,5 @@ impl Outbox {
 
     fn lock_routes(&self) -> std::sync::MutexGuard<'_, HashMap<RequestId, Route>> {
         self.routes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Events for Posting<'_> {
-    fn emit(&mut self, request: RequestId, event: Event) {
-        let mut item = (request, event);
-        while let Err(back) = self.outbox.ring.push(item) {
-            // Bounded: the delivering thread never blocks, so a full ring empties.
-            item = back;
-            self.outbox.wake();
-            std::thread::yield_now();
-        }
-        self.posted = true;
-    }
-}
-
-impl Drop for Posting<'_> {
-    fn drop(&mut self) {
-        if self.posted {
-            self.outbox.wake();
-        }
     }
 }

@@ -1,2 +1,45 @@
-//! Under construction.
-fn main() {}
+//! `atom`: a server for large language models. Wiring only: arguments and environment in, the other
+//! crates put together, exit code out.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod bench;
+mod chat;
+mod engine;
+mod generate;
+mod inspect;
+mod launch;
+mod models;
+mod serve;
+mod simulate;
+mod source;
+mod text;
+
+use args::{Cli, Command};
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse_from(args::normalise(std::env::args_os()));
+    if let Err(error) = atom_telemetry::init_logging(&cli.log) {
+        return fail(&error.into());
+    }
+    let outcome = match cli.command {
+        Command::Serve(args) => serve::run(&args),
+        Command::Chat(args) => chat::run(&args),
+        Command::Generate(args) => generate::run(&args),
+        Command::Pull(args) => models::pull(&args),
+        Command::List(args) => models::list(&args),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Bench(args) => bench::run(args),
+        Command::Sim(args) => simulate::run(&args),
+    };
+    outcome.map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS)
+}
+
+/// One line that says what and why, causes included.
+fn fail(error: &anyhow::Error) -> ExitCode {
+    eprintln!("atom: {error:#}");
+    ExitCode::FAILURE
+}

@@ -1,0 +1,216 @@
+//! A host over a tiny synthetic model, and requests that are waited for.
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use atom_base::{
+    FinishReason, Mesh, MeshArgs, RequestId, SamplingParams, ScoredToken, Seat, StopParams, TokenId,
+};
+use atom_cpu::{Activations, CpuBackend, CpuOptions, WeightShare};
+use atom_engine::{EngineError, Event, Request, SchedulerConfig};
+use atom_group::{Lattice, LatticeArgs};
+use atom_ops::{Backend, KvDType, OpsError};
+use atom_rank::{Host, HostConfig, HostError};
+use atom_weights::Checkpoint;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+/// How a host is started; the defaults suit a tiny model.
+#[derive(Clone)]
+pub struct Setup {
+    pub mesh: Mesh,
+    pub rows_max: u32,
+    pub max_num_seqs: u32,
+    pub pages: usize,
+    pub page_size: usize,
+    pub max_model_len: usize,
+    pub prefix_cache: bool,
+    pub threads: usize,
+    pub kv_dtype: KvDType,
+    pub activations: Activations,
+    pub sizes: Option<Vec<u32>>,
+    pub record_all: bool,
+    pub poison: bool,
+    pub eos: Vec<TokenId>,
+}
+
+/// What came of a request.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Answer {
+    pub cached_tokens: u32,
+    pub prompt: Vec<ScoredToken>,
+    pub tokens: Vec<ScoredToken>,
+    pub end: Option<Result<FinishReason, EngineError>>,
+}
+
+/// A request on its way.
+pub struct Pending {
+    pub id: RequestId,
+    events: mpsc::Receiver<Event>,
+}
+
+pub fn mesh(tp: u16, dp: u16, dp_attention: bool) -> Mesh {
+    Mesh::new(MeshArgs { tp, dp, dp_attention }).unwrap()
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            mesh: Mesh::SINGLE,
+            rows_max: 64,
+            max_num_seqs: 16,
+            pages: 600,
+            page_size: 16,
+            max_model_len: 512,
+            prefix_cache: true,
+            threads: 1,
+            kv_dtype: KvDType::F32,
+            activations: Activations::Int8,
+            sizes: None,
+            record_all: true,
+            // Padding must never matter, so every test proves it on the way.
+            poison: true,
+            eos: Vec::new(),
+        }
+    }
+}
+
+impl Setup {
+    pub fn config(&self) -> HostConfig {
+        let lattice = LatticeArgs {
+            rows_max: self.rows_max,
+            max_num_seqs: self.max_num_seqs,
+            sizes: self.sizes.clone(),
+        };
+        HostConfig {
+            mesh: self.mesh,
+            lattice: Arc::new(Lattice::new(&lattice).unwrap()),
+            scheduler: SchedulerConfig {
+                pages: self.pages,
+                page_size: self.page_size,
+                max_num_seqs: self.max_num_seqs as usize,
+                rows_max: self.rows_max as usize,
+                max_model_len: self.max_model_len,
+                prefix_cache: self.prefix_cache,
+                eos: self.eos.clone().into(),
+            },
+            kv_dtype: self.kv_dtype,
+            queue_max: 10_000,
+            record_all: self.record_all,
+            poison: self.poison,
+            spins: 0,
+        }
+    }
+
+    pub fn cpu(&self) -> impl Fn(&Seat) -> Result<Box<dyn Backend>, OpsError> + Send + Sync + 'static {
+        let (threads, activations, share) = (self.threads, self.activations, WeightShare::new());
+        move |_| {
+            let options =
+                CpuOptions { threads, isa: None, activations, share: share.clone(), cores: Vec::new() };
+            Ok(Box::new(CpuBackend::new(options)?))
+        }
+    }
+
+    pub fn start(&self, checkpoint: &Arc<Checkpoint>) -> Host {
+        self.try_start(checkpoint).unwrap()
+    }
+
+    pub fn try_start(&self, checkpoint: &Arc<Checkpoint>) -> Result<Host, HostError> {
+        Host::start(&self.config(), checkpoint, self.cpu(), Arc::new(|_, _, _| {}))
+    }
+}
+
+/// The folder of a golden model.
+pub fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data/golden").join(name)
+}
+
+/// A golden model with its generated weights.
+pub fn tiny(name: &str) -> Arc<Checkpoint> {
+    let config = std::fs::read_to_string(golden(name).join("config.json")).unwrap();
+    Arc::new(Checkpoint::synthetic(&config, reference(name)["salt"].as_u64().unwrap()).unwrap())
+}
+
+/// The golden model's `reference.json`.
+pub fn reference(name: &str) -> serde_json::Value {
+    serde_json::from_str(&std::fs::read_to_string(golden(name).join("reference.json")).unwrap()).unwrap()
+}
+
+/// A safetensors file of f32 values.
+pub fn tensors(path: &Path) -> HashMap<String, Vec<f32>> {
+    let bytes = std::fs::read(path).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let values = |data: &[u8]| data.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    file.iter().map(|(name, view)| (name.to_owned(), values(view.data()))).collect()
+}
+
+pub fn ids(value: &serde_json::Value) -> Vec<TokenId> {
+    value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as TokenId).collect()
+}
+
+pub fn request(prompt: &[TokenId], max_tokens: u32, sampling: SamplingParams) -> Request {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    Request {
+        id: RequestId(NEXT.fetch_add(1, Ordering::Relaxed)),
+        prompt: prompt.into(),
+        sampling: Arc::new(sampling),
+        stop: StopParams { max_tokens, ..StopParams::default() },
+        lane: None,
+    }
+}
+
+/// Sends a request.
+pub fn send(host: &Host, request: Request) -> Pending {
+    let (sender, events) = mpsc::channel();
+    let id = request.id;
+    host.submit(request, Box::new(move |event| drop(sender.send(event)))).unwrap();
+    Pending { id, events }
+}
+
+/// Sends a request and waits for its end.
+pub fn ask(host: &Host, request: Request) -> Answer {
+    send(host, request).wait()
+}
+
+/// Greedy tokens.
+pub fn greedy(host: &Host, prompt: &[TokenId], max_tokens: u32) -> Vec<TokenId> {
+    ask(host, request(prompt, max_tokens, SamplingParams::greedy())).ids()
+}
+
+impl Pending {
+    /// The next event; a minute without one is a failure, not a hang.
+    pub fn next(&self) -> Event {
+        self.events.recv_timeout(Duration::from_secs(60)).expect("an event within a minute")
+    }
+
+    /// Everything until the end.
+    pub fn wait(self) -> Answer {
+        let mut answer = Answer::default();
+        while answer.end.is_none() {
+            match self.next() {
+                Event::Started { cached_tokens } => answer.cached_tokens = cached_tokens,
+                Event::PromptScored { index, scored } => {
+                    assert_eq!(index as usize, answer.prompt.len() + 1, "prompt scores come in order, once");
+                    answer.prompt.push(scored);
+                }
+                Event::Token(token) => answer.tokens.push(token),
+                Event::Finished(reason) => answer.end = Some(Ok(reason)),
+                Event::Failed(error) => answer.end = Some(Err(error)),
+            }
+        }
+        assert!(self.events.try_recv().is_err(), "silence after the terminal event");
+        answer
+    }
+}
+
+impl Answer {
+    pub fn ids(&self) -> Vec<TokenId> {
+        self.tokens.iter().map(|t| t.token).collect()
+    }
+
+    /// Ids and the bits of their log-probabilities.
+    pub fn bits(&self) -> Vec<(TokenId, u32)> {
+        self.prompt.iter().chain(&self.tokens).map(|t| (t.token, t.logprob.to_bits())).collect()
+    }
+}

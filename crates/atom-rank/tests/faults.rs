@@ -1,0 +1,169 @@
+//! What users see when ranks fail: every request is answered, health says why, nothing hangs.
+
+mod common;
+
+use atom_base::{FinishReason, RequestId, SamplingParams, ScoredToken, Seat};
+use atom_engine::{EngineError, Event, Refusal};
+use atom_ops::{Backend, Collectives, OpsError, Recording, Reserve, Slice, StepInputs, Weight};
+use atom_rank::{Host, HostError};
+use atom_weights::Tensor;
+use common::{Setup, ask, mesh, request, send, tiny};
+use std::sync::Arc;
+
+/// How a rank misbehaves, from its n-th replay on.
+#[derive(Clone, Copy)]
+enum Fault {
+    Panic,
+    Error,
+}
+
+/// A CPU backend with a fault in one rank.
+struct Faulty {
+    inner: Box<dyn Backend>,
+    fault: Fault,
+    replays_left: usize,
+}
+
+impl Backend for Faulty {
+    fn load_matrix(&mut self, parts: &[Slice]) -> Result<Weight, OpsError> {
+        self.inner.load_matrix(parts)
+    }
+
+    fn load_vector(&mut self, parts: &[Slice]) -> Result<Weight, OpsError> {
+        self.inner.load_vector(parts)
+    }
+
+    fn load_table(&mut self, table: &Tensor) -> Result<Weight, OpsError> {
+        self.inner.load_table(table)
+    }
+
+    fn reserve(&mut self, reserve: &Reserve) -> Result<(), OpsError> {
+        self.inner.reserve(reserve)
+    }
+
+    fn record(&mut self, recording: Recording) -> Result<usize, OpsError> {
+        self.inner.record(recording)
+    }
+
+    fn replay(
+        &mut self,
+        recording: usize,
+        inputs: &StepInputs<'_>,
+        collectives: &dyn Collectives,
+        results: &mut [ScoredToken],
+    ) -> Result<(), OpsError> {
+        if self.replays_left == 0 {
+            match self.fault {
+                Fault::Panic => panic!("injected"),
+                Fault::Error => return Err(OpsError::Device("injected".into())),
+            }
+        }
+        self.replays_left = self.replays_left.saturating_sub(1);
+        self.inner.replay(recording, inputs, collectives, results)
+    }
+}
+
+fn start(setup: &Setup, rank: u16, fault: Fault, after: usize) -> Result<Host, HostError> {
+    let cpu = setup.cpu();
+    let backend = move |seat: &Seat| {
+        let inner = cpu(seat)?;
+        Ok(match seat.rank.0 == rank {
+            true => Box::new(Faulty { inner, fault, replays_left: after }) as Box<dyn Backend>,
+            false => inner,
+        })
+    };
+    Host::start(&setup.config(), &tiny("llama"), backend, Arc::new(|_, _, _| {}))
+}
+
+fn long_request() -> atom_engine::Request {
+    request(&[1, 2, 3, 4, 5], 400, SamplingParams::greedy())
+}
+
+#[test]
+fn a_rank_that_fails_answers_everybody_and_turns_health_red() {
+    for fault in [Fault::Panic, Fault::Error] {
+        for setup in [
+            Setup::default(),
+            Setup { mesh: mesh(2, 1, false), ..Setup::default() },
+            Setup { mesh: mesh(3, 1, true), ..Setup::default() },
+        ] {
+            let last = setup.mesh.ranks() as u16 - 1;
+            let host = start(&setup, last, fault, 20).unwrap();
+            let pending: Vec<_> = (0..24).map(|_| send(&host, long_request())).collect();
+            for answer in pending.into_iter().map(|p| p.wait()) {
+                let Some(Err(EngineError::Rank(reason))) = &answer.end else { panic!("{answer:?}") };
+                assert!(!reason.is_empty());
+            }
+            let health = host.health();
+            let named = health.fault.expect("health is red");
+            assert!(named.contains("rank"), "{named}");
+            let refused = host.submit(long_request(), Box::new(|_| {}));
+            assert!(matches!(refused, Err(Refusal::Closed(_))), "{refused:?}");
+            assert!(host.shutdown().is_err());
+        }
+    }
+}
+
+#[test]
+fn lanes_that_share_no_collective_do_not_share_a_fate() {
+    let setup = Setup { mesh: mesh(1, 2, false), ..Setup::default() };
+    let host = start(&setup, 1, Fault::Panic, 5).unwrap();
+    let lane = |lane| atom_engine::Request { lane: Some(atom_base::LaneId(lane)), ..long_request() };
+    let (healthy, lost) = (send(&host, lane(0)), send(&host, lane(1)));
+    assert!(matches!(lost.wait().end, Some(Err(EngineError::Rank(_)))));
+    assert_eq!(healthy.wait().end, Some(Ok(FinishReason::Length)));
+}
+
+#[test]
+fn a_layout_that_does_not_divide_is_refused_with_the_numbers() {
+    let refused = |name: &str, tp| {
+        let setup = Setup { mesh: mesh(tp, 1, false), ..Setup::default() };
+        setup.try_start(&tiny(name)).err().expect("refused").to_string()
+    };
+    let text = refused("llama_tied", 2);
+    assert!(
+        text.contains("-tp 2") && text.contains("9 query heads") && text.contains("3 key/value heads"),
+        "{text}"
+    );
+    assert!(text.contains("1, 3, 9"), "says what works: {text}");
+    assert!(refused("llama", 3).contains("4 query heads"));
+}
+
+#[test]
+fn an_abort_at_any_moment_frees_everything() {
+    let host = Setup { max_num_seqs: 4, pages: 40, ..Setup::default() }.start(&tiny("llama"));
+    for moment in 0..40u64 {
+        let pending: Vec<_> = (0..8).map(|_| send(&host, long_request())).collect();
+        // Let the first one get some tokens out, then go away without waiting.
+        for _ in 0..moment {
+            if !matches!(pending[0].next(), Event::Token(_) | Event::Started { .. }) {
+                break;
+            }
+        }
+        pending.iter().for_each(|p| host.abort(p.id));
+        host.abort(RequestId(u64::MAX));
+    }
+    // A last request passes through the same lane after all aborts: they have been taken in by then.
+    assert_eq!(ask(&host, request(&[9, 9, 9], 1, SamplingParams::greedy())).tokens.len(), 1);
+    let counters = host.stats()[0].counters;
+    assert_eq!((counters.running, counters.waiting, counters.pages_held), (0, 0, 0), "{counters:?}");
+}
+
+#[test]
+fn an_idle_group_parks_and_wakes_together() {
+    let host = Setup { mesh: mesh(3, 1, true), ..Setup::default() }.start(&tiny("llama"));
+    let before = host.stats();
+    for lane in [2u16, 0, 1] {
+        let one = atom_engine::Request {
+            lane: Some(atom_base::LaneId(lane)),
+            ..request(&[5; 20], 3, SamplingParams::greedy())
+        };
+        assert_eq!(ask(&host, one).tokens.len(), 3);
+    }
+    let after = host.stats();
+    // Every lane replayed every step, also those of which it had no row: 3 requests of 3 steps.
+    for (b, a) in before.iter().zip(&after) {
+        assert_eq!(a.replays - b.replays, 9);
+        assert_eq!(a.counters.rows, 22);
+    }
+}

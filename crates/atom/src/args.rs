@@ -1,0 +1,371 @@
+//! The command line. Flags follow vLLM and ATOM where those have one; `-` and `_` are the same.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::ffi::OsString;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+/// A server for large language models.
+///
+/// `atom serve` fetches a small model at first start and serves it over the OpenAI API:
+///
+///   atom serve
+///   curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \
+///     -d '{"messages": [{"role": "user", "content": "Hello!"}]}'
+#[derive(Debug, Parser)]
+#[command(name = "atom", version, verbatim_doc_comment)]
+pub(crate) struct Cli {
+    /// What to log: error, warn, info, debug, trace, or a list such as atom_rank=debug,warn.
+    #[arg(long, env = "ATOM_LOG", default_value = "info", global = true, value_name = "FILTER")]
+    pub(crate) log: String,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve a model over HTTP (OpenAI API).
+    Serve(ServeArgs),
+    /// Talk to a model in the terminal.
+    Chat(ChatArgs),
+    /// Complete a prompt from the argument or from standard input.
+    Generate(GenerateArgs),
+    /// Fetch a model into the cache and verify it.
+    Pull(PullArgs),
+    /// List the models that have a name, and what is in the cache.
+    List(SourceArgs),
+    /// Say what is in a checkpoint.
+    Inspect(InspectArgs),
+    /// Measure a running server (any with the OpenAI API).
+    Bench(BenchArgs),
+    /// Run seeded simulations of the scheduler and the group protocol.
+    Sim(SimArgs),
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct SourceArgs {
+    /// Never touch the network: only what is in the cache.
+    #[arg(long, env = "ATOM_OFFLINE")]
+    pub(crate) offline: bool,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct EngineArgs {
+    /// A name (see `atom list`), a hub id (org/name or org/name:FILE.gguf), a folder, or a .gguf file.
+    #[arg(long, short, default_value = crate::source::DEFAULT_MODEL)]
+    pub(crate) model: String,
+
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
+
+    /// Where to compute. This build has the CPU backend; auto takes it.
+    #[arg(long, value_enum, default_value_t = Device::Auto)]
+    pub(crate) device: Device,
+
+    /// Ranks that split every layer (-tp N).
+    #[arg(long, alias = "tp", value_name = "N", default_value_t = 1)]
+    pub(crate) tensor_parallel_size: u16,
+
+    /// Replicas that share the requests (-dp N).
+    #[arg(long, alias = "dp", value_name = "N", default_value_t = 1)]
+    pub(crate) data_parallel_size: u16,
+
+    /// Attention by data, MLPs over all ranks: -tp N becomes N lanes in lockstep.
+    #[arg(long)]
+    pub(crate) enable_dp_attention: bool,
+
+    /// Rows of the largest step; longer prompts are computed in chunks [default: what takes this CPU
+    /// less than half a second].
+    #[arg(long, value_name = "ROWS")]
+    pub(crate) max_num_batched_tokens: Option<u32>,
+
+    /// Requests that run at once in a lane.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub(crate) max_num_seqs: u32,
+
+    /// Tokens of prompt and answer together [default: what the model was made for].
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) max_model_len: Option<usize>,
+
+    /// How keys and values are kept. auto: f32 for f32 models, else f16.
+    #[arg(long, value_enum, default_value_t = KvCacheDType::Auto)]
+    pub(crate) kv_cache_dtype: KvCacheDType,
+
+    /// Memory for all KV caches together, such as 512MiB or 4GiB [default: a quarter of the free memory,
+    /// 4GiB at most].
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) kv_cache_memory: Option<u64>,
+
+    /// Positions in a page of the KV cache: 16, 32, 64 or 128.
+    #[arg(long, value_name = "TOKENS", default_value_t = 16)]
+    pub(crate) block_size: usize,
+
+    /// Compute every prompt anew, also what was computed before.
+    #[arg(long)]
+    pub(crate) no_enable_prefix_caching: bool,
+
+    /// Requests that may wait in a lane; more are refused with 429.
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    pub(crate) max_waiting: usize,
+
+    /// Threads of all ranks together [default: one for each core].
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+
+    /// Instructions to use [default: the best of this CPU].
+    #[arg(long, value_enum)]
+    pub(crate) isa: Option<IsaArg>,
+
+    /// Activations that meet quantised weights: 8-bit integers (fast) or f32 (exact, slower).
+    #[arg(long, value_enum, default_value_t = ActivationsArg::Int8)]
+    pub(crate) activations: ActivationsArg,
+
+    /// Row counts of recordings above max-num-seqs, for example 64,128,256 [default: a dense set].
+    #[arg(long, env = "ATOM_TOKEN_GRAPH_SIZES", value_name = "ROWS,ROWS,..", default_value = "", hide_default_value = true)]
+    pub(crate) token_graph_sizes: String,
+
+    /// Fill everything that no result may depend on with NaN, to prove it. Slow; for tests.
+    #[arg(long)]
+    pub(crate) poison_padding: bool,
+
+    /// A Jinja file to use instead of the model's own chat template.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) chat_template: Option<PathBuf>,
+
+    /// Start of the sequence of seeds for requests that bring none [default: from the clock].
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+
+    /// Address to listen on; 0.0.0.0 for all.
+    #[arg(long, default_value = "127.0.0.1")]
+    pub(crate) host: IpAddr,
+
+    /// Port; 0 takes a free one.
+    #[arg(long, alias = "server-port", env = "ATOM_PORT", default_value_t = 8000)]
+    pub(crate) port: u16,
+
+    /// What the API calls the model, and further names for it [default: the model's own name].
+    #[arg(long, value_name = "NAME", num_args = 1..)]
+    pub(crate) served_model_name: Vec<String>,
+
+    /// Seconds that running requests have to finish after SIGTERM or Ctrl-C.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub(crate) drain_seconds: u64,
+}
+
+/// How answers are sampled.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct SamplingArgs {
+    /// 0 always takes the likeliest token.
+    #[arg(long, default_value_t = 0.7)]
+    pub(crate) temperature: f32,
+
+    /// Keep the smallest set of tokens with this probability.
+    #[arg(long, default_value_t = 0.9)]
+    pub(crate) top_p: f32,
+
+    /// Keep the k likeliest tokens; 0 keeps all.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) top_k: u32,
+
+    /// Tokens to generate at the most [default: what is left of the context].
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) max_tokens: Option<u32>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ChatArgs {
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+
+    /// What the model is told first.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct GenerateArgs {
+    /// The text to go on from [default: standard input].
+    pub(crate) prompt: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+
+    /// Print the speed of prefill and decode on standard error.
+    #[arg(long)]
+    pub(crate) stats: bool,
+
+    /// Go on past the model's end token.
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct PullArgs {
+    /// A name (see `atom list`) or a hub id.
+    pub(crate) model: String,
+
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct InspectArgs {
+    /// As for `atom serve --model`.
+    #[arg(default_value = crate::source::DEFAULT_MODEL)]
+    pub(crate) model: String,
+
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
+
+    /// List every tensor.
+    #[arg(long)]
+    pub(crate) tensors: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    pub(crate) what: BenchCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Closed-loop load on a server: latency percentiles and tokens per second.
+    Serve(atom_bench::ServeBench),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct SimArgs {
+    /// First seed.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+
+    /// How many seeds.
+    #[arg(long, default_value_t = 1000)]
+    pub(crate) seeds: u64,
+
+    /// Lanes of the simulated group.
+    #[arg(long, default_value_t = 4)]
+    pub(crate) lanes: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Device {
+    Auto,
+    Cpu,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvCacheDType {
+    Auto,
+    F32,
+    F16,
+    Bf16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum IsaArg {
+    Portable,
+    Avx2,
+    Avx512,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ActivationsArg {
+    Int8,
+    F32,
+}
+
+/// `--max_num_seqs` is `--max-num-seqs`; `-tp N` and `-dp N` are long flags with one dash.
+pub(crate) fn normalise(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut literal = false;
+    let normal = |arg: OsString| {
+        literal |= arg == "--";
+        let Some(text) = arg.to_str().filter(|_| !literal) else { return arg };
+        let (flag, value) = text.split_once('=').map_or((text, None), |(flag, value)| (flag, Some(value)));
+        let flag = match flag {
+            "-tp" => "--tp".to_owned(),
+            "-dp" => "--dp".to_owned(),
+            flag if flag.starts_with("--") => flag.replace('_', "-"),
+            flag => flag.to_owned(),
+        };
+        value.map_or_else(|| flag.clone(), |value| format!("{flag}={value}")).into()
+    };
+    args.into_iter().map(normal).collect()
+}
+
+/// Bytes from `512MiB`, `4GiB`, `2G` (binary), `1000000`.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let shift = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        other => return Err(format!("'{other}' is no unit; use KiB, MiB or GiB")),
+    };
+    let value: f64 = number.parse().map_err(|_| format!("'{number}' is not a number; for example 512MiB or 4GiB"))?;
+    Ok((value * (1u64 << shift) as f64) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(args: &[&str]) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(normalise(args.iter().map(OsString::from)))
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn flags_of_vllm_and_atom_are_found_again() {
+        let cli = parse(&["atom", "serve", "-tp", "3", "--max_num_seqs", "8", "--server_port=9000"]).unwrap();
+        let Command::Serve(args) = cli.command else { panic!() };
+        assert_eq!((args.engine.tensor_parallel_size, args.engine.max_num_seqs, args.port), (3, 8, 9000));
+        let cli = parse(&["atom", "serve", "-dp=2", "--enable_dp_attention"]).unwrap();
+        let Command::Serve(args) = cli.command else { panic!() };
+        assert_eq!((args.engine.data_parallel_size, args.engine.enable_dp_attention), (2, true));
+    }
+
+    #[test]
+    fn values_and_texts_are_left_alone() {
+        let cli = parse(&["atom", "generate", "--model=my_model.gguf", "--", "--a_b"]).unwrap();
+        let Command::Generate(args) = cli.command else { panic!() };
+        assert_eq!((args.engine.model.as_str(), args.prompt.as_deref()), ("my_model.gguf", Some("--a_b")));
+    }
+
+    #[test]
+    fn what_is_not_built_is_refused_and_not_ignored() {
+        for flag in ["--enable-expert-parallel", "--enforce-eager", "--device=cuda", "--load-dummy"] {
+            assert!(parse(&["atom", "serve", flag]).is_err(), "{flag}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_binary() {
+        assert_eq!(parse_size("4GiB"), Ok(4 << 30));
+        assert_eq!(parse_size("1.5m"), Ok(3 << 19));
+        assert_eq!(parse_size("77"), Ok(77));
+        assert!(parse_size("4 parsecs").is_err() && parse_size("GiB").is_err());
+    }
+}

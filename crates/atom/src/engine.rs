@@ -1,0 +1,90 @@
+//! The host as the HTTP server's engine.
+
+use atom_engine::{EngineLimits, Refusal, Request};
+use atom_group::Activity;
+use atom_rank::Host;
+use atom_serve::{Condition, Engine, EventStream, Health, LaneHealth};
+use atom_telemetry::{Exposition, Kind};
+use std::sync::Arc;
+
+/// A host that can be served.
+pub(crate) struct HostEngine(pub(crate) Arc<Host>);
+
+impl Engine for HostEngine {
+    fn limits(&self) -> &EngineLimits {
+        self.0.limits()
+    }
+
+    fn submit(&self, request: Request) -> Result<EventStream, Refusal> {
+        let (host, id) = (Arc::clone(&self.0), request.id);
+        let (sender, stream) = EventStream::new(move || host.abort(id));
+        self.0.submit(request, Box::new(move |event| drop(sender.send(event))))?;
+        Ok(stream)
+    }
+
+    fn health(&self) -> Health {
+        let health = self.0.health();
+        let condition = match &health.fault {
+            Some(fault) => Condition::Stalled(fault.clone()),
+            None if health.draining => Condition::Unready("the server is shutting down".into()),
+            None if !health.ready => Condition::Unready("recordings are being made".into()),
+            None => Condition::Ready,
+        };
+        let lane = |l: &atom_rank::LaneHealth| LaneHealth {
+            lane: l.lane,
+            doing: doing(l.activity).to_owned(),
+            since: l.since,
+            condition: condition.clone(),
+        };
+        Health { lanes: health.lanes.iter().map(lane).collect(), condition }
+    }
+
+    fn write_metrics(&self, out: &mut String) {
+        let lanes = self.0.stats();
+        let mut text = Exposition::new(out);
+        for (kind, name, help, value) in FAMILIES {
+            let mut family = text.family(*kind, name, help);
+            for (lane, stats) in lanes.iter().enumerate() {
+                family = family.sample(&[("lane", &lane)], value(stats));
+            }
+        }
+        // Eager steps exist for no reason on this backend: every step replays. The family is there so that
+        // an alert on it can be written once.
+        let eager = text.family(Kind::Counter, "atom_eager_steps_total", "Steps that were not a replay, by cause.");
+        eager.sample(&[("cause", &"unrecorded_bucket")], 0.0);
+    }
+}
+
+fn doing(activity: Activity) -> &'static str {
+    match activity {
+        Activity::Starting => "starting",
+        Activity::Parked => "parked",
+        Activity::Exchanging => "exchange",
+        Activity::Committing => "commit",
+        Activity::Recording => "record",
+        Activity::Replaying => "replay",
+        Activity::Applying => "apply",
+        Activity::Ended => "ended",
+    }
+}
+
+type Family = (Kind, &'static str, &'static str, fn(&atom_rank::LaneStats) -> f64);
+
+#[rustfmt::skip]
+const FAMILIES: &[Family] = &[
+    (Kind::Counter, "atom_replays_total", "Steps that replayed a recording.", |s| s.replays as f64),
+    (Kind::Counter, "atom_recordings_total", "Buckets recorded.", |s| s.recordings as f64),
+    (Kind::Counter, "atom_rows_total", "Rows computed for requests.", |s| s.real_rows as f64),
+    (Kind::Counter, "atom_padding_rows_total", "Rows of replayed buckets that no request used.", |s| s.padding_rows as f64),
+    (Kind::Counter, "atom_exchange_wait_seconds_total", "Time in exchanges with other lanes.", |s| s.exchange_wait.as_secs_f64()),
+    (Kind::Counter, "atom_replay_seconds_total", "Time in replays.", |s| s.replay_time.as_secs_f64()),
+    (Kind::Gauge, "atom_num_requests_running", "Requests that hold a slot and pages.", |s| s.counters.running as f64),
+    (Kind::Gauge, "atom_num_requests_waiting", "Requests that wait.", |s| s.counters.waiting as f64),
+    (Kind::Gauge, "atom_kv_pages_held", "Pages of the KV cache that running requests hold.", |s| s.counters.pages_held as f64),
+    (Kind::Gauge, "atom_kv_pages_kept", "Pages kept for the prefix cache only.", |s| s.counters.pages_kept as f64),
+    (Kind::Counter, "atom_num_preemptions_total", "Times that a request gave way and was computed again.", |s| s.counters.preempted as f64),
+    (Kind::Counter, "atom_requests_finished_total", "Requests that ended, for whatever reason.", |s| s.counters.finished as f64),
+    (Kind::Counter, "atom_prefix_cache_queries_total", "Prompt tokens of requests that started.", |s| s.counters.prompt_tokens as f64),
+    (Kind::Counter, "atom_prefix_cache_hits_total", "Of those, tokens found in the prefix cache.", |s| s.counters.cached_tokens as f64),
+    (Kind::Counter, "atom_engine_generation_tokens_total", "Tokens generated.", |s| s.counters.generated_tokens as f64),
+];

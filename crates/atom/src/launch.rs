@@ -1,0 +1,233 @@
+//! From arguments to a running host: model found and opened, layout checked, memory planned, ranks
+//! started.
+
+use crate::args::{ActivationsArg, EngineArgs, IsaArg, KvCacheDType};
+use crate::models;
+use crate::text::Text;
+use anyhow::{Context, Result, bail, ensure};
+use atom_base::{Mesh, MeshArgs, TokenId};
+use atom_cpu::{Activations, CpuBackend, CpuOptions, Isa, WeightShare};
+use atom_engine::SchedulerConfig;
+use atom_group::{Lattice, LatticeArgs};
+use atom_ops::{Backend, KvDType};
+use atom_rank::{Host, HostConfig, Progress};
+use atom_weights::{Checkpoint, DType, ModelConfig};
+use std::collections::BTreeSet;
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// A model that computes.
+pub(crate) struct Running {
+    pub(crate) host: Host,
+    pub(crate) text: Text,
+    pub(crate) served_name: String,
+    pub(crate) seed: u64,
+}
+
+/// Finds, opens, plans, starts; says on standard error what it decided.
+pub(crate) fn launch(args: &EngineArgs) -> Result<Running> {
+    let start = Instant::now();
+    let model = models::resolve(&args.model, &args.source)?;
+    let checkpoint = Arc::new(Checkpoint::open(&model.path).context("opening the model")?);
+    let text = Text::load(&checkpoint, args.chat_template.as_deref())?;
+    ensure!(
+        text.tokenizer.vocab_size() <= checkpoint.config().vocab_size,
+        "the tokenizer knows {} tokens but the model has {}: they don't belong together",
+        text.tokenizer.vocab_size(),
+        checkpoint.config().vocab_size
+    );
+    tracing::info!("{}: {}", model.served_name, checkpoint.description());
+    let threads = Threads::new(args)?;
+    let config = host_config(args, &checkpoint, &text, &threads)?;
+    let options = CpuOptions {
+        threads: threads.per_rank,
+        isa: args.isa.map(isa),
+        activations: match args.activations {
+            ActivationsArg::Int8 => Activations::Int8,
+            ActivationsArg::F32 => Activations::F32,
+        },
+        share: WeightShare::new(),
+    };
+    let backend = move |_: &atom_base::Seat| Ok(Box::new(CpuBackend::new(&options)?) as Box<dyn Backend>);
+    let host = Host::start(&config, &checkpoint, backend, progress(config.mesh.ranks()))?;
+    tracing::info!("ready in {:.2} s", start.elapsed().as_secs_f64());
+    let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+    Ok(Running { host, text, served_name: model.served_name, seed: args.seed.unwrap_or_else(clock) })
+}
+
+/// How cores are dealt to ranks.
+struct Threads {
+    per_rank: usize,
+    /// Looks of a waiting rank before it sleeps: none if ranks outnumber cores.
+    spins: u32,
+}
+
+impl Threads {
+    fn new(args: &EngineArgs) -> Result<Self> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let ranks = mesh(args)?.ranks();
+        let all = args.threads.unwrap_or(cores);
+        ensure!(all > 0, "--threads 0 leaves nobody to compute; use 1 or more");
+        Ok(Self { per_rank: (all / ranks).max(1), spins: if ranks <= cores { SPINS } else { 0 } })
+    }
+}
+
+fn mesh(args: &EngineArgs) -> Result<Mesh> {
+    let mesh = MeshArgs {
+        tp: args.tensor_parallel_size,
+        dp: args.data_parallel_size,
+        dp_attention: args.enable_dp_attention,
+    };
+    Ok(Mesh::new(mesh)?)
+}
+
+fn host_config(args: &EngineArgs, checkpoint: &Checkpoint, text: &Text, threads: &Threads) -> Result<HostConfig> {
+    let model = checkpoint.config();
+    let mesh = mesh(args)?;
+    let rows_max = args.max_num_batched_tokens.unwrap_or_else(|| {
+        default_rows(checkpoint, threads.per_rank * mesh.ranks_per_lane()).max(args.max_num_seqs)
+    });
+    let lattice = Lattice::new(&LatticeArgs {
+        rows_max,
+        max_num_seqs: args.max_num_seqs,
+        sizes: Lattice::parse_sizes(&args.token_graph_sizes)?,
+    })?;
+    let max_model_len = args.max_model_len.unwrap_or(model.max_position);
+    ensure!(
+        (1..=model.max_position).contains(&max_model_len),
+        "--max-model-len {max_model_len} is not possible: this model was made for 1 to {} tokens",
+        model.max_position
+    );
+    ensure!(
+        matches!(args.block_size, 16 | 32 | 64 | 128),
+        "--block-size {} is not supported; use 16, 32, 64 or 128",
+        args.block_size
+    );
+    let kv_dtype = kv_dtype(args.kv_cache_dtype, checkpoint)?;
+    let pages = plan_pages(args, model, &mesh, kv_dtype, max_model_len)?;
+    let eos: BTreeSet<TokenId> = model.eos.iter().chain(text.tokenizer.end_tokens()).copied().collect();
+    let cache_tokens = (pages - 1) * args.block_size;
+    tracing::info!(
+        "{} lanes of {} ranks, {} threads each; steps of up to {rows_max} rows in {} sizes; KV cache {cache_tokens} tokens a lane, {kv_dtype:?}",
+        mesh.lanes(),
+        mesh.ranks_per_lane(),
+        threads.per_rank,
+        lattice.buckets().len(),
+    );
+    if cache_tokens < max_model_len {
+        tracing::warn!(
+            "requests of more than {cache_tokens} tokens will be refused: the cache is smaller than the context of \
+             {max_model_len}; --kv-cache-memory makes it larger"
+        );
+    }
+    Ok(HostConfig {
+        mesh,
+        lattice: Arc::new(lattice),
+        scheduler: SchedulerConfig {
+            pages,
+            page_size: args.block_size,
+            max_num_seqs: args.max_num_seqs as usize,
+            rows_max: rows_max as usize,
+            max_model_len,
+            prefix_cache: !args.no_enable_prefix_caching,
+            eos: eos.into_iter().collect(),
+        },
+        kv_dtype,
+        queue_max: args.max_waiting,
+        // A recording on a CPU is a list of some hundred operators: microseconds.
+        record_all: true,
+        poison: args.poison_padding,
+        spins: threads.spins,
+    })
+}
+
+/// Rows that the slowest sensible step computes in [`STEP_SECONDS`], from the speed measured for the
+/// kernels of this format; a multiple of 32.
+fn default_rows(checkpoint: &Checkpoint, threads: usize) -> u32 {
+    let rate = if weights_are_quantised(checkpoint) { QUANTISED_WEIGHTS_PER_SECOND } else { PLAIN_WEIGHTS_PER_SECOND };
+    let rows = rate * threads as f64 * STEP_SECONDS / checkpoint.parameters() as f64;
+    (rows as u32 / 32 * 32).clamp(32, 512)
+}
+
+fn weights_are_quantised(checkpoint: &Checkpoint) -> bool {
+    let first = checkpoint.tensor("model.layers.0.mlp.down_proj.weight");
+    first.is_ok_and(|t| t.dtype.block_elements() > 1)
+}
+
+fn kv_dtype(asked: KvCacheDType, checkpoint: &Checkpoint) -> Result<KvDType> {
+    let first = checkpoint.tensor("model.layers.0.mlp.down_proj.weight")?;
+    Ok(match asked {
+        KvCacheDType::Auto if first.dtype == DType::F32 => KvDType::F32,
+        KvCacheDType::Auto | KvCacheDType::F16 => KvDType::F16,
+        KvCacheDType::F32 => KvDType::F32,
+        KvCacheDType::Bf16 => KvDType::BF16,
+    })
+}
+
+/// Pages of each lane, the Sink included.
+fn plan_pages(args: &EngineArgs, model: &ModelConfig, mesh: &Mesh, kv: KvDType, max_model_len: usize) -> Result<usize> {
+    let element = match kv {
+        KvDType::F32 => 4,
+        KvDType::F16 | KvDType::BF16 => 2,
+    };
+    // Ranks that share a key/value head each keep a copy.
+    let heads = model.kv_heads.max(mesh.ranks_per_lane());
+    let page_bytes = (2 * model.layers * heads * model.head_dim * element * args.block_size) as u64;
+    let bytes = args.kv_cache_memory.unwrap_or_else(default_cache_bytes) / mesh.lanes() as u64;
+    let useful = (args.max_num_seqs as usize * max_model_len).div_ceil(args.block_size) + 1;
+    let pages = (bytes / page_bytes).min(useful as u64) as usize;
+    if pages < 2 {
+        bail!(
+            "the KV cache of {bytes} bytes a lane holds {pages} pages of {page_bytes} bytes; it needs at least 2. \
+             Raise --kv-cache-memory to {} or more",
+            2 * page_bytes * mesh.lanes() as u64
+        );
+    }
+    Ok(pages)
+}
+
+fn default_cache_bytes() -> u64 {
+    let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find(|l| l.starts_with("MemAvailable:"))?;
+        line.split_whitespace().nth(1)?.parse::<u64>().ok()
+    });
+    available.map_or(CACHE_BYTES_MIN, |kib| (kib << 10) / 4).min(CACHE_BYTES_MAX)
+}
+
+fn isa(arg: IsaArg) -> Isa {
+    match arg {
+        IsaArg::Portable => Isa::Portable,
+        IsaArg::Avx2 => Isa::Avx2,
+        IsaArg::Avx512 => Isa::Avx512,
+    }
+}
+
+fn progress(ranks: usize) -> Arc<Progress> {
+    if !std::io::stderr().is_terminal() {
+        return Arc::new(|_, _, _| {});
+    }
+    let bar = indicatif::ProgressBar::new(0);
+    let style = indicatif::ProgressStyle::with_template("loading {bar:30} layer {pos} of {len}");
+    bar.set_style(style.expect("the template is fixed"));
+    Arc::new(move |_, _, layers| {
+        bar.set_length((layers * ranks) as u64);
+        bar.inc(1);
+        if bar.position() == (layers * ranks) as u64 {
+            bar.finish_and_clear();
+        }
+    })
+}
+
+/// A step should keep a decoding neighbour waiting for less than half a second.
+const STEP_SECONDS: f64 = 0.4;
+/// Weights that one thread multiplies in a second in prefill: measured with SmolLM2-135M Q4_1, AVX-512.
+const QUANTISED_WEIGHTS_PER_SECOND: f64 = 80e9;
+/// The same for f32, f16 and bf16 weights.
+const PLAIN_WEIGHTS_PER_SECOND: f64 = 25e9;
+/// Looks at a peer's number before sleeping: some microseconds.
+const SPINS: u32 = 2000;
+/// The KV cache takes a quarter of what is free, but not more than this.
+const CACHE_BYTES_MAX: u64 = 4 << 30;
+/// Where the system does not say what is free.
+const CACHE_BYTES_MIN: u64 = 512 << 20;

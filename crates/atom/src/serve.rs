@@ -1,0 +1,72 @@
+//! `atom serve`.
+
+use crate::args::ServeArgs;
+use crate::engine::HostEngine;
+use crate::launch::{Running, launch};
+use anyhow::{Context, Result, anyhow, bail};
+use atom_serve::{SeedSource, Server, ServerOptions, TextModel};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Serves until told to stop; an error if a rank was lost.
+pub(crate) fn run(args: &ServeArgs) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(REACTOR_THREADS)
+        .enable_all()
+        .build()
+        .context("starting the HTTP threads")?;
+    let address = SocketAddr::new(args.host, args.port);
+    // Before the model is loaded: a taken port should not cost a minute.
+    let listener = runtime.block_on(TcpListener::bind(address)).with_context(|| {
+        format!("can't listen on {address}; another program may use the port, --port takes another one")
+    })?;
+    let Running { host, text, served_name, seed } = launch(&args.engine)?;
+    let host = Arc::new(host);
+    let mut names = args.served_model_name.iter().cloned();
+    let mut options = ServerOptions::new(names.next().unwrap_or(served_name), SeedSource::new(seed));
+    options.aliases = names.collect();
+    options.drain = Duration::from_secs(args.drain_seconds);
+    let model = options.model.clone();
+    let text = TextModel { tokenizer: text.tokenizer, template: text.template };
+    let server = Server::new(Arc::new(HostEngine(Arc::clone(&host))), text, options);
+    let outcome = runtime.block_on(async {
+        let shown = listener.local_addr().context("the listener's address")?;
+        println!("serving {model} on http://{shown}/v1 (Ctrl-C to stop)");
+        let drained = atom_serve::serve(listener, server, stop(Arc::clone(&host))).await;
+        if drained.cut > 0 {
+            bail!("{} requests were cut short by the end of the drain", drained.cut);
+        }
+        Ok(())
+    });
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    let fault = host.health().fault;
+    let stopped = Arc::try_unwrap(host).map_or(Ok(()), atom_rank::Host::shutdown);
+    fault.map_or(stopped, Err).map_err(|fault| anyhow!("a rank was lost: {fault}"))?;
+    outcome
+}
+
+/// Resolves on SIGTERM, SIGINT, or when a rank is lost: then every request has been answered.
+async fn stop(host: Arc<atom_rank::Host>) {
+    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        return tracing::error!("can't listen for signals; stopping");
+    };
+    let lost = async {
+        while host.health().fault.is_none() {
+            tokio::time::sleep(FAULT_LOOK_EVERY).await;
+        }
+    };
+    tokio::select! {
+        _ = terminate.recv() => tracing::info!("SIGTERM"),
+        _ = interrupt.recv() => tracing::info!("interrupted"),
+        () = lost => tracing::error!("a rank was lost; stopping"),
+    }
+}
+
+/// HTTP is light beside the model; two threads keep one slow parse from blocking the rest.
+const REACTOR_THREADS: usize = 2;
+/// How soon after a fault the process begins to stop.
+const FAULT_LOOK_EVERY: Duration = Duration::from_millis(250);
