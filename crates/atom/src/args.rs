@@ -122,7 +122,13 @@ pub(crate) struct EngineArgs {
     pub(crate) activations: ActivationsArg,
 
     /// Row counts of recordings above max-num-seqs, for example 64,128,256 [default: a dense set].
-    #[arg(long, env = "ATOM_TOKEN_GRAPH_SIZES", value_name = "ROWS,ROWS,..", default_value = "", hide_default_value = true)]
+    #[arg(
+        long,
+        env = "ATOM_TOKEN_GRAPH_SIZES",
+        value_name = "ROWS,ROWS,..",
+        default_value = "",
+        hide_default_value = true
+    )]
     pub(crate) token_graph_sizes: String,
 
     /// Fill everything that no result may depend on with NaN, to prove it. Slow; for tests.
@@ -319,7 +325,8 @@ fn parse_size(text: &str) -> Result<u64, String> {
         "g" | "gb" | "gib" => 30,
         other => return Err(format!("'{other}' is no unit; use KiB, MiB or GiB")),
     };
-    let value: f64 = number.parse().map_err(|_| format!("'{number}' is not a number; for example 512MiB or 4GiB"))?;
+    let value: f64 =
+        number.parse().map_err(|_| format!("'{number}' is not a number; for example 512MiB or 4GiB"))?;
     Ok((value * (1u64 << shift) as f64) as u64)
 }
 

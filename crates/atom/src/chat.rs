@@ -19,7 +19,10 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
         "this model has no chat template; give one with --chat-template, or use `atom generate`"
     );
     let interrupt = watch_interrupts()?;
-    println!("{} — /reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops a reply", running.served_name);
+    println!(
+        "{} — /reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops a reply",
+        running.served_name
+    );
     let system = || args.system.iter().map(|text| json!({"role": "system", "content": text})).collect();
     let mut messages: Vec<Value> = system();
     let mut speaker = Speaker::new(&running);
@@ -52,7 +55,13 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
 fn render(running: &Running, messages: &[Value]) -> Result<Vec<atom_base::TokenId>> {
     let now_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
     let messages = Value::Array(messages.to_vec());
-    let input = TemplateInput { messages: &messages, tools: None, add_generation_prompt: true, kwargs: None, now_unix_s };
+    let input = TemplateInput {
+        messages: &messages,
+        tools: None,
+        add_generation_prompt: true,
+        kwargs: None,
+        now_unix_s,
+    };
     let text = running.text.template.render(&input)?;
     Ok(running.text.tokenizer.encode(&text, false)?)
 }
@@ -74,7 +83,8 @@ fn read_line(interrupt: &AtomicBool) -> Result<Option<String>> {
 fn watch_interrupts() -> Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     let set = Arc::clone(&flag);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("watching for Ctrl-C")?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("watching for Ctrl-C")?;
     let watch = async move {
         while tokio::signal::ctrl_c().await.is_ok() {
             set.store(true, Ordering::SeqCst);

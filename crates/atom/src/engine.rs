@@ -50,7 +50,8 @@ impl Engine for HostEngine {
         }
         // Eager steps exist for no reason on this backend: every step replays. The family is there so that
         // an alert on it can be written once.
-        let eager = text.family(Kind::Counter, "atom_eager_steps_total", "Steps that were not a replay, by cause.");
+        let eager =
+            text.family(Kind::Counter, "atom_eager_steps_total", "Steps that were not a replay, by cause.");
         eager.sample(&[("cause", &"unrecorded_bucket")], 0.0);
     }
 }

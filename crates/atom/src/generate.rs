@@ -37,7 +37,9 @@ fn read_stdin() -> Result<String> {
         eprintln!("(reading the prompt from the terminal; Ctrl-D ends it)");
     }
     let mut text = String::new();
-    std::io::stdin().read_to_string(&mut text).context("reading the prompt from standard input (it must be UTF-8)")?;
+    std::io::stdin()
+        .read_to_string(&mut text)
+        .context("reading the prompt from standard input (it must be UTF-8)")?;
     Ok(text)
 }
 
@@ -65,7 +67,12 @@ impl<'a> Speaker<'a> {
     }
 
     /// Prints the continuation of `prompt` as it comes, until it ends or `interrupt` is set.
-    pub(crate) fn speak(&mut self, prompt: &[TokenId], args: &SamplingArgs, interrupt: &AtomicBool) -> Result<Reply> {
+    pub(crate) fn speak(
+        &mut self,
+        prompt: &[TokenId],
+        args: &SamplingArgs,
+        interrupt: &AtomicBool,
+    ) -> Result<Reply> {
         let start = Instant::now();
         let (id, events) = self.submit(prompt, args)?;
         let mut text = Detokenizer::new(Arc::clone(&self.running.text.tokenizer), true);
@@ -96,7 +103,9 @@ impl<'a> Speaker<'a> {
                     reply.tokens += 1;
                     reply.show(text.push(token.token))?;
                 }
-                Ok(Event::Finished(FinishReason::Stop | FinishReason::Length | FinishReason::Aborted)) => break,
+                Ok(Event::Finished(FinishReason::Stop | FinishReason::Length | FinishReason::Aborted)) => {
+                    break;
+                }
                 Ok(Event::Failed(error)) => return Err(error.into()),
             }
         }
@@ -105,7 +114,11 @@ impl<'a> Speaker<'a> {
         Ok(reply)
     }
 
-    fn submit(&mut self, prompt: &[TokenId], args: &SamplingArgs) -> Result<(RequestId, mpsc::Receiver<Event>)> {
+    fn submit(
+        &mut self,
+        prompt: &[TokenId],
+        args: &SamplingArgs,
+    ) -> Result<(RequestId, mpsc::Receiver<Event>)> {
         let limits = self.running.host.limits();
         let room = limits.max_model_len.min(limits.cache_tokens);
         let left = room.saturating_sub(prompt.len());

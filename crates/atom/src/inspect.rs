@@ -16,11 +16,19 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
     println!("contents   {}", checkpoint.description());
     println!("bytes      {}", checkpoint.total_bytes());
     println!("context    {} tokens", config.max_position);
-    println!("hidden     {}, MLP {}, vocabulary {}", config.hidden_size, config.intermediate_size, config.vocab_size);
-    println!("attention  {} query heads, {} key/value heads of {}", config.q_heads, config.kv_heads, config.head_dim);
+    println!(
+        "hidden     {}, MLP {}, vocabulary {}",
+        config.hidden_size, config.intermediate_size, config.vocab_size
+    );
+    println!(
+        "attention  {} query heads, {} key/value heads of {}",
+        config.q_heads, config.kv_heads, config.head_dim
+    );
     println!("ends at    tokens {:?}", config.eos);
     match Text::load(&checkpoint, None) {
-        Ok(text) if text.template.is_present() => println!("tokenizer  {} tokens, with chat template", text.tokenizer.vocab_size()),
+        Ok(text) if text.template.is_present() => {
+            println!("tokenizer  {} tokens, with chat template", text.tokenizer.vocab_size())
+        }
         Ok(text) => println!("tokenizer  {} tokens, no chat template", text.tokenizer.vocab_size()),
         Err(error) => println!("tokenizer  unusable: {error:#}"),
     }

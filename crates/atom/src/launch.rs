@@ -82,7 +82,12 @@ fn mesh(args: &EngineArgs) -> Result<Mesh> {
     Ok(Mesh::new(mesh)?)
 }
 
-fn host_config(args: &EngineArgs, checkpoint: &Checkpoint, text: &Text, threads: &Threads) -> Result<HostConfig> {
+fn host_config(
+    args: &EngineArgs,
+    checkpoint: &Checkpoint,
+    text: &Text,
+    threads: &Threads,
+) -> Result<HostConfig> {
     let model = checkpoint.config();
     let mesh = mesh(args)?;
     let rows_max = args.max_num_batched_tokens.unwrap_or_else(|| {
@@ -145,7 +150,11 @@ fn host_config(args: &EngineArgs, checkpoint: &Checkpoint, text: &Text, threads:
 /// Rows that the slowest sensible step computes in [`STEP_SECONDS`], from the speed measured for the
 /// kernels of this format; a multiple of 32.
 fn default_rows(checkpoint: &Checkpoint, threads: usize) -> u32 {
-    let rate = if weights_are_quantised(checkpoint) { QUANTISED_WEIGHTS_PER_SECOND } else { PLAIN_WEIGHTS_PER_SECOND };
+    let rate = if weights_are_quantised(checkpoint) {
+        QUANTISED_WEIGHTS_PER_SECOND
+    } else {
+        PLAIN_WEIGHTS_PER_SECOND
+    };
     let rows = rate * threads as f64 * STEP_SECONDS / checkpoint.parameters() as f64;
     (rows as u32 / 32 * 32).clamp(32, 512)
 }
@@ -166,7 +175,13 @@ fn kv_dtype(asked: KvCacheDType, checkpoint: &Checkpoint) -> Result<KvDType> {
 }
 
 /// Pages of each lane, the Sink included.
-fn plan_pages(args: &EngineArgs, model: &ModelConfig, mesh: &Mesh, kv: KvDType, max_model_len: usize) -> Result<usize> {
+fn plan_pages(
+    args: &EngineArgs,
+    model: &ModelConfig,
+    mesh: &Mesh,
+    kv: KvDType,
+    max_model_len: usize,
+) -> Result<usize> {
     let element = match kv {
         KvDType::F32 => 4,
         KvDType::F16 | KvDType::BF16 => 2,

@@ -50,7 +50,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
 
 /// Resolves on SIGTERM, SIGINT, or when a rank is lost: then every request has been answered.
 async fn stop(host: Arc<atom_rank::Host>) {
-    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    let (Ok(mut terminate), Ok(mut interrupt)) =
+        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {
         return tracing::error!("can't listen for signals; stopping");
     };

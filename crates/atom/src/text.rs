@@ -19,7 +19,8 @@ impl Text {
         let source = source(checkpoint)?;
         let tokenizer = Tokenizer::load(&source).context("loading the tokenizer")?;
         let own = template.map(|path| {
-            std::fs::read_to_string(path).with_context(|| format!("reading the chat template {}", path.display()))
+            std::fs::read_to_string(path)
+                .with_context(|| format!("reading the chat template {}", path.display()))
         });
         let template = ChatTemplate::load(&source, &tokenizer, own.transpose()?.as_deref())
             .context("loading the chat template")?;

@@ -1,0 +1,170 @@
+//! A real model against references that transformers computed in f32 on the dequantised weights.
+
+#[path = "../../atom-rank/tests/common/mod.rs"]
+mod common;
+#[path = "common/model.rs"]
+mod model;
+#[expect(dead_code, reason = "the binary's own module; only the tokenizer is used here")]
+#[path = "../src/text.rs"]
+mod text;
+
+use atom_base::{SamplingParams, TokenId};
+use atom_cpu::Activations;
+use atom_ops::KvDType;
+use atom_rank::Host;
+use atom_weights::Checkpoint;
+use common::{Answer, Setup, ask, golden, ids, mesh, request, send};
+use serde_json::Value;
+use std::sync::Arc;
+
+/// Two logits closer than this may change places with 8-bit activations.
+const MARGIN: f64 = 0.15;
+
+fn checkpoint() -> Arc<Checkpoint> {
+    Arc::new(Checkpoint::open(model::smollm2()).unwrap())
+}
+
+fn setup(activations: Activations) -> Setup {
+    let exact = activations == Activations::F32;
+    Setup {
+        rows_max: 256,
+        max_num_seqs: 256,
+        pages: 600,
+        max_model_len: 8192,
+        threads: 2,
+        kv_dtype: if exact { KvDType::F32 } else { KvDType::F16 },
+        activations,
+        poison: false,
+        ..Setup::default()
+    }
+}
+
+fn read(name: &str) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(golden("smollm2").join(name)).unwrap()).unwrap()
+}
+
+fn shakespeare() -> Vec<TokenId> {
+    let bytes = std::fs::read(golden("smollm2").join("shakespeare.ids.u16")).unwrap();
+    bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]).into()).collect()
+}
+
+/// Log-probabilities of the prompt's own tokens, with alternatives.
+fn score(host: &Host, prompt: &[TokenId], top: u8) -> Answer {
+    ask(host, request(prompt, 0, SamplingParams { prompt_logprobs: Some(top), ..SamplingParams::greedy() }))
+}
+
+#[test]
+fn teacher_forced_argmax_agrees_wherever_the_margin_is_clear() {
+    for activations in [Activations::Int8, Activations::F32] {
+        let host = setup(activations).start(&checkpoint());
+        let margin = if activations == Activations::F32 { 0.01 } else { MARGIN };
+        for prompt in read("greedy.json")["prompts"].as_array().unwrap() {
+            let (start, greedy) = (ids(&prompt["ids"]), ids(&prompt["greedy"]));
+            let answer = score(&host, &[start.clone(), greedy.clone()].concat(), 2);
+            for (i, expected) in greedy.iter().enumerate() {
+                let found = answer.prompt[start.len() + i - 1].top.as_slice()[0].0;
+                let clear = prompt["margins"][i].as_f64().unwrap() > margin;
+                assert!(found == *expected || !clear, "{} token {i}: {found} for {expected}", prompt["name"]);
+            }
+        }
+    }
+}
+
+/// The protocol is in the golden folder's README: 33 chunks of 512, the last 255 tokens of each scored.
+fn perplexity(activations: Activations) -> f64 {
+    let host = setup(activations).start(&checkpoint());
+    let text = shakespeare();
+    let chunks: Vec<_> = text.chunks_exact(512).collect();
+    let mut nll = 0.0;
+    for chunk in &chunks {
+        let answer = score(&host, chunk, 0);
+        nll -= answer.prompt[256..].iter().map(|t| f64::from(t.logprob)).sum::<f64>();
+    }
+    (nll / (chunks.len() * 255) as f64).exp()
+}
+
+#[test]
+fn perplexity_with_8_bit_activations_is_within_0_3() {
+    let found = perplexity(Activations::Int8);
+    let expected = read("perplexity.json")["perplexity"].as_f64().unwrap();
+    println!("perplexity {found:.4}, reference {expected:.4}");
+    assert!((found - expected).abs() < 0.3, "{found} for {expected}");
+}
+
+#[test]
+fn perplexity_with_f32_activations_is_within_0_02() {
+    let found = perplexity(Activations::F32);
+    let expected = read("perplexity.json")["perplexity"].as_f64().unwrap();
+    println!("perplexity {found:.4}, reference {expected:.4}");
+    assert!((found - expected).abs() < 0.02, "{found} for {expected}");
+}
+
+#[test]
+fn a_prompt_of_4000_tokens_agrees_with_the_reference() {
+    let text = &shakespeare()[..4000];
+    for (activations, bound) in [(Activations::Int8, 0.5), (Activations::F32, 0.01)] {
+        let host = setup(activations).start(&checkpoint());
+        for position in read("context.json")["positions"].as_array().unwrap() {
+            let at = position["position"].as_u64().unwrap() as usize;
+            let sampling = SamplingParams { logprobs: Some(20), ..SamplingParams::greedy() };
+            let answer = ask(&host, request(&text[..=at], 1, sampling));
+            let norm = position["log_sum_exp"].as_f64().unwrap();
+            let top = answer.tokens[0].top.as_slice();
+            for (id, logit) in
+                ids(&position["top_ids"]).iter().zip(position["top_logits"].as_array().unwrap())
+            {
+                let expected = logit.as_f64().unwrap() - norm;
+                let found = top.iter().find(|(token, _)| token == id).map(|(_, logprob)| f64::from(*logprob));
+                let near = found.is_some_and(|found| (found - expected).abs() < bound);
+                assert!(near, "position {at} token {id}: {found:?} for {expected}, {activations:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn tokenizer_ids_agree_on_every_text() {
+    let text = text::Text::load(&checkpoint(), None).unwrap();
+    let cases = read("tokenizer_cases.json");
+    let cases = cases["texts"].as_array().unwrap();
+    assert!(cases.len() >= 200);
+    for case in cases {
+        let words = case["text"].as_str().unwrap();
+        let expected = ids(&case["ids"]);
+        assert_eq!(text.tokenizer.encode(words, false).unwrap(), expected, "{words:?}");
+        assert_eq!(text.tokenizer.decode(&expected, false), words);
+    }
+}
+
+/// Split by heads and columns, or by rows and columns: the sums differ in their last bits only.
+#[test]
+fn every_layout_continues_as_one_rank_does() {
+    let prompt = ids(&read("greedy.json")["prompts"][1]["ids"]);
+    let continue_with = |mesh| {
+        let host = Setup { mesh, threads: 1, ..setup(Activations::F32) }.start(&checkpoint());
+        let lanes: Vec<_> =
+            (0..3).map(|_| send(&host, request(&prompt, 24, SamplingParams::greedy()))).collect();
+        lanes.into_iter().map(|p| p.wait().ids()).collect::<Vec<_>>()
+    };
+    let expected = vec![ids(&read("greedy.json")["prompts"][1]["greedy"])[..24].to_vec(); 3];
+    for (tp, dp, dp_attention) in [(1, 1, false), (3, 1, false), (1, 2, false), (2, 1, true), (3, 1, true)] {
+        assert_eq!(continue_with(mesh(tp, dp, dp_attention)), expected, "-tp {tp} -dp {dp} {dp_attention}");
+    }
+}
+
+#[test]
+fn a_repeated_prompt_of_1000_tokens_is_not_computed_again() {
+    let host = setup(Activations::Int8).start(&checkpoint());
+    let prompt = &shakespeare()[..1000];
+    let rows = |host: &Host| host.stats()[0].counters.rows;
+    let first = ask(&host, request(prompt, 4, SamplingParams::greedy()));
+    let after_first = rows(&host);
+    let second = ask(&host, request(prompt, 4, SamplingParams::greedy()));
+    assert_eq!(
+        (first.cached_tokens, second.cached_tokens),
+        (0, 992),
+        "62 pages of 16: all but the last rows"
+    );
+    assert_eq!((after_first, rows(&host) - after_first), (1003, 11));
+    assert_eq!(first.bits(), second.bits());
+}
