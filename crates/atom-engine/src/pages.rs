@@ -66,7 +66,9 @@ impl Pages {
             newest: NONE,
             kept: 0,
             vacant: (1..pages as u32).rev().map(PageId).collect(),
-            found: HashMap::with_capacity(pages),
+            // A table that is at most half full clears its traces of removals in place; a fuller one
+            // would grow, and allocate within a step.
+            found: HashMap::with_capacity(2 * pages),
         })))
     }
 

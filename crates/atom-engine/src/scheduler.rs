@@ -84,6 +84,14 @@ impl Events for Vec<(RequestId, Event)> {
     }
 }
 
+/// What a step has left for prompts. Both [`Scheduler::want`] and [`Scheduler::commit`] take from it
+/// by the same rule, so that what was wanted is what is used.
+struct Left {
+    rows: usize,
+    /// Rows with logits.
+    out_rows: usize,
+}
+
 /// One lane's requests.
 ///
 /// Invariants: `running` is in order of admission; `places[slot]` is the index in `running` of the
@@ -125,6 +133,8 @@ impl Scheduler {
             events.emit(id, Event::Finished(FinishReason::Length));
             self.totals.finished += 1;
         } else {
+            // Room for everybody who runs, too: giving way must not allocate.
+            self.waiting.reserve(1 + self.config.max_num_seqs);
             self.waiting.push_back(sequence);
         }
     }
@@ -157,13 +167,16 @@ impl Scheduler {
     /// What could run now. Changes nothing.
     pub fn want(&self, now_ms: u64) -> Want {
         let decode = self.running.iter().filter(|r| r.remaining() == 1).count();
-        let partial: usize = self.running.iter().map(Running::remaining).filter(|&rows| rows > 1).sum();
-        let room_for_rows = self.config.rows_max - decode;
-        let prefill = (partial + self.admissible_rows(room_for_rows)).min(room_for_rows);
+        let rows = self.config.rows_max - decode;
+        let mut left = Left { rows, out_rows: self.config.max_num_seqs - decode };
+        for running in self.running.iter().filter(|r| r.remaining() > 1) {
+            left.take_chunk(&running.sequence, running.computed);
+        }
+        self.foresee_admissions(&mut left);
         let oldest = self.waiting.iter().map(|s| s.arrived_ms).min();
         Want {
             decode_rows: decode as u32,
-            prefill_rows: prefill as u32,
+            prefill_rows: (rows - left.rows) as u32,
             oldest_wait_ms: oldest.map_or(0, |at| now_ms.saturating_sub(at).min(u32::MAX.into()) as u32),
         }
     }
@@ -172,14 +185,15 @@ impl Scheduler {
     pub fn commit(&mut self, grant: Grant, plan: &mut Plan) {
         plan.clear();
         self.plan_decode(grant.decode_rows as usize, plan);
-        let mut rows_left = grant.prefill_rows as usize;
+        let out_rows = self.config.max_num_seqs - plan.out.len();
+        let mut left = Left { rows: grant.prefill_rows as usize, out_rows };
         for place in 0..self.running.len() {
             if self.running[place].remaining() > 1 {
-                rows_left -= self.plan_chunk(place, rows_left, plan);
+                self.plan_chunk(place, &mut left, plan);
             }
         }
-        while rows_left > 0 && plan.out.len() < self.config.max_num_seqs && self.admit(plan) {
-            rows_left -= self.plan_chunk(self.running.len() - 1, rows_left, plan);
+        while left.some() && self.admit(plan) {
+            self.plan_chunk(self.running.len() - 1, &mut left, plan);
         }
         self.totals.rows += plan.rows() as u64;
     }
@@ -192,13 +206,18 @@ impl Scheduler {
             let running = &mut self.running[self.places[span.slot.0 as usize]];
             assert_eq!(running.sequence.request.id, owner, "slot {} changed hands during a step", span.slot);
             running.computed += span.rows as usize;
-            if self.config.prefix_cache {
+            let mut is_sound = true;
+            while let Some((row, result)) = out.next_if(|(row, _)| row.row < span.first_row + span.rows) {
+                is_sound &= !result.is_not_a_number();
+                if !running.finished {
+                    take_result(running, row, result, &self.config, &mut self.totals, events);
+                }
+            }
+            // Keys and values behind a NaN may be NaN too: nobody shall find them.
+            if self.config.prefix_cache && is_sound {
                 seal_full_pages(running, self.config.page_size);
             }
-            while let Some((row, result)) = out.next_if(|(row, _)| row.row < span.first_row + span.rows) {
-                take_result(running, row, result, &self.config, &mut self.totals, events);
-            }
-            if running.sequence.scores_only() && running.remaining() == 0 {
+            if !running.finished && running.sequence.scores_only() && running.remaining() == 0 {
                 running.finished = true;
                 events.emit(owner, Event::Finished(FinishReason::Length));
             }
@@ -237,11 +256,13 @@ impl Scheduler {
         }
     }
 
-    /// Rows that admissions could bring, simulated in queue order until `rows_max` are found.
-    fn admissible_rows(&self, rows_max: usize) -> usize {
-        let (mut rows, mut room, mut runners) = (0, self.pages.room(), self.running.len());
+    /// Takes from `left` what admissions would, simulated in queue order.
+    fn foresee_admissions(&self, left: &mut Left) {
+        let grows = |r: &&Running| r.remaining() == 1 && r.pages_needed(self.config.page_size) > 0;
+        let decode_takes = self.running.iter().filter(grows).count();
+        let (mut room, mut runners) = (self.pages.room().saturating_sub(decode_takes), self.running.len());
         for sequence in self.waiting.iter().take(self.free_slots.len()) {
-            if rows >= rows_max {
+            if !left.some() {
                 break;
             }
             let (shared, kept) = self.matching(sequence);
@@ -251,9 +272,8 @@ impl Scheduler {
             }
             room -= takes;
             runners += 1;
-            rows += sequence.length() - shared * self.config.page_size;
+            left.take_chunk(sequence, shared * self.config.page_size);
         }
-        rows
     }
 
     fn matching(&self, sequence: &Sequence) -> (usize, usize) {
@@ -277,8 +297,7 @@ impl Scheduler {
     /// Sees that the next position of `place` has a page. The youngest give way; false if `place`
     /// itself had to.
     fn make_room(&mut self, place: usize) -> bool {
-        let needed = self.running[place].computed / self.config.page_size + 1;
-        while self.running[place].lease.pages().len() < needed {
+        while self.running[place].pages_needed(self.config.page_size) > 0 {
             if self.running[place].lease.grow() {
                 continue;
             }
@@ -331,20 +350,13 @@ impl Scheduler {
         true
     }
 
-    /// Plans a chunk of a prompt, as large as rows and logits allow; returns its rows.
-    fn plan_chunk(&mut self, place: usize, rows_max: usize, plan: &mut Plan) -> usize {
+    /// Plans a chunk of a prompt, as large as is left.
+    fn plan_chunk(&mut self, place: usize, left: &mut Left, plan: &mut Plan) {
         let running = &self.running[place];
-        let mut rows = running.remaining().min(rows_max);
-        let out_left = self.config.max_num_seqs - plan.out.len();
-        if let Some(from) = running.sequence.scored_from() {
-            rows = rows.min(from.saturating_sub(running.computed) + out_left);
-        } else if rows == running.remaining() && out_left == 0 {
-            rows = rows.saturating_sub(1);
-        }
+        let rows = left.take_chunk(&running.sequence, running.computed);
         if rows > 0 {
             self.push_rows(place, rows, plan);
         }
-        rows
     }
 
     fn push_rows(&mut self, place: usize, rows: usize, plan: &mut Plan) {
@@ -388,6 +400,34 @@ impl Scheduler {
         for (place, r) in running.iter().enumerate() {
             places[r.slot.0 as usize] = place;
         }
+    }
+}
+
+impl Left {
+    /// True if another request could have a row.
+    fn some(&self) -> bool {
+        self.rows > 0 && self.out_rows > 0
+    }
+
+    /// Takes the next chunk of a sequence; returns its rows.
+    fn take_chunk(&mut self, sequence: &Sequence, computed: usize) -> usize {
+        let remaining = sequence.length() - computed;
+        let mut rows = remaining.min(self.rows);
+        let out_rows = if let Some(from) = sequence.scored_from() {
+            // From there on every row has logits.
+            let unscored = from.saturating_sub(computed);
+            rows = rows.min(unscored + self.out_rows);
+            rows.saturating_sub(unscored)
+        } else if rows < remaining {
+            0
+        } else {
+            let last = self.out_rows.min(1);
+            rows = (rows + last).saturating_sub(1);
+            last
+        };
+        self.rows -= rows;
+        self.out_rows -= out_rows;
+        rows
     }
 }
 

@@ -85,4 +85,9 @@ impl Running {
     pub(crate) fn remaining(&self) -> usize {
         self.sequence.length() - self.computed
     }
+
+    /// Pages that the lease lacks for the next position.
+    pub(crate) fn pages_needed(&self, page_size: usize) -> usize {
+        (self.computed / page_size + 1).saturating_sub(self.lease.pages().len())
+    }
 }

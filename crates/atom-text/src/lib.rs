@@ -1,2 +1,44 @@
-//! Under construction.
+//! Text in, tokens out, and back: the tokenizer, the incremental detokenizer, stop strings and chat
+//! templates of a checkpoint.
+//!
+//! * [`Tokenizer`] encodes with the rules of the checkpoint's own tokenizer, read from a
+//!   `tokenizer.json` or rebuilt from the metadata of a GGUF file ([`TokenizerSource`]). Only byte-level
+//!   BPE is supported: there every token is a string of bytes, which makes decoding a concatenation.
+//! * [`Detokenizer`] turns one continuation into text deltas. It works on bytes, holds back at most
+//!   three of them (a character that isn't complete yet), and its deltas always concatenate to
+//!   [`Tokenizer::decode`] of the whole.
+//! * [`StopStrings`] cuts a stream of deltas at the first stop string. The result doesn't depend on how
+//!   the text was cut into deltas.
+//! * [`ChatTemplate`] renders messages with the checkpoint's Jinja template, in an environment that
+//!   behaves like the one of Python's transformers, within a bound on work and on output.
+//!
+//! The way of a chat request is: [`flatten_messages`], [`ChatTemplate::render`], [`Tokenizer::encode`]
+//! without added special tokens (the template wrote them), the engine, [`Detokenizer`],
+//! [`StopStrings`]. A plain completion is encoded with added special tokens, and only there does the
+//! tokenizer put a BOS in front.
+//!
+//! What this crate must never know: HTTP, the engine, sampling, devices, and the clock (the time that a
+//! template prints is a parameter). It reads files once, while loading.
+
 #![forbid(unsafe_code)]
+
+mod content;
+mod detokenizer;
+mod error;
+mod folder;
+mod gguf;
+mod pieces;
+mod source;
+mod stop;
+mod template;
+#[cfg(test)]
+mod testing;
+mod tokenizer;
+
+pub use content::{flatten_content, flatten_messages};
+pub use detokenizer::Detokenizer;
+pub use error::TextError;
+pub use source::{GgufVocabulary, TokenizerSource};
+pub use stop::{StopStrings, Stopped};
+pub use template::{ChatTemplate, TemplateInput};
+pub use tokenizer::Tokenizer;

@@ -41,7 +41,7 @@ const LINE_EVERY: Duration = Duration::from_secs(10);
 
 impl Progress {
     /// A bar on a terminal, lines elsewhere.
-    pub(crate) fn detect() -> Self {
+    pub(crate) fn stderr() -> Self {
         if std::io::stderr().is_terminal() { Self::Bar } else { Self::Lines }
     }
 

@@ -1,0 +1,186 @@
+//! [`CpuBackend`]: weights, buffers, cache and recordings of one rank.
+
+use crate::attention::Attention;
+use crate::isa::Isa;
+use crate::pool::Pool;
+use crate::record::{Recorded, record};
+use crate::replay::{Failure, Replay};
+use crate::room::Room;
+use crate::sample::Sampler;
+use crate::shared::Rows;
+use crate::weights::{Loaded, Matrix, WeightShare, check_table, load_vector};
+use atom_base::{PageId, ScoredToken};
+use atom_ops::{Backend, Collectives, OpsError, Recording, Reserve, Slice, StepInputs, Weight};
+use atom_weights::Tensor;
+use std::sync::Arc;
+
+/// What quantised weights are multiplied with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activations {
+    /// Signed bytes, one scale per row and 32 inputs: integer products, the fastest.
+    #[default]
+    Int8,
+    /// f32, exact but for rounding; several times the work.
+    F32,
+}
+
+/// How a rank uses the processor.
+pub struct CpuOptions {
+    /// Threads, the rank's own included.
+    pub threads: usize,
+    /// Instructions to use; the best that the processor has if not set.
+    pub isa: Option<Isa>,
+    /// What quantised weights are multiplied with.
+    pub activations: Activations,
+    /// Given to all ranks of the process, so that equal slices are held once.
+    pub share: Arc<WeightShare>,
+    /// A core for each thread, the rank's own first; empty lets the system place them.
+    pub cores: Vec<usize>,
+}
+
+/// One rank on a set of processor cores.
+pub struct CpuBackend {
+    pool: Pool,
+    isa: Isa,
+    activations: Activations,
+    /// Until all is loaded: it keeps tensors alive.
+    share: Option<Arc<WeightShare>>,
+    weights: Vec<Loaded>,
+    reserved: Option<Reserved>,
+    recordings: Vec<Recorded>,
+}
+
+/// What steps work in.
+struct Reserved {
+    reserve: Reserve,
+    attention: Attention,
+    sampler: Option<Sampler>,
+    room: Room,
+}
+
+impl CpuBackend {
+    /// Starts the workers. The calling thread is the rank's: it becomes worker 0.
+    pub fn new(options: CpuOptions) -> Result<Self, OpsError> {
+        let isa = Isa::choose(options.isa)?;
+        let pool = Pool::new(options.threads, &options.cores)?;
+        tracing::debug!(threads = options.threads, %isa, activations = ?options.activations, "CPU backend");
+        Ok(Self {
+            pool,
+            isa,
+            activations: options.activations,
+            share: Some(options.share),
+            weights: Vec::new(),
+            reserved: None,
+            recordings: Vec::new(),
+        })
+    }
+
+    /// The instructions in use.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Bytes of packed weights that one step reads, shared ones included.
+    pub fn matrix_bytes(&self) -> usize {
+        let bytes = |weight: &Loaded| match weight {
+            Loaded::Matrix(matrix) => matrix.parts.iter().map(|part| part.weights.bytes()).sum(),
+            Loaded::Vector(_) | Loaded::Table(_) => 0,
+        };
+        self.weights.iter().map(bytes).sum()
+    }
+
+    fn keep(&mut self, weight: Loaded) -> Weight {
+        self.weights.push(weight);
+        Weight(u32::try_from(self.weights.len() - 1).expect("a model has thousands of weights"))
+    }
+}
+
+impl Backend for CpuBackend {
+    fn load_matrix(&mut self, parts: &[Slice]) -> Result<Weight, OpsError> {
+        let share = self.share.as_deref().ok_or_else(|| too_late("a matrix"))?;
+        let matrix = Matrix::load(parts, share, &mut self.pool)?;
+        Ok(self.keep(Loaded::Matrix(matrix)))
+    }
+
+    fn load_vector(&mut self, parts: &[Slice]) -> Result<Weight, OpsError> {
+        let vector = load_vector(parts)?;
+        Ok(self.keep(Loaded::Vector(vector)))
+    }
+
+    fn load_table(&mut self, table: &Tensor) -> Result<Weight, OpsError> {
+        check_table(table)?;
+        Ok(self.keep(Loaded::Table(table.clone())))
+    }
+
+    fn reserve(&mut self, reserve: &Reserve) -> Result<(), OpsError> {
+        if self.reserved.is_some() {
+            return Err(OpsError::Device("reserve was called a second time".into()));
+        }
+        self.share = None;
+        let attention = Attention::new(self.isa, self.pool.workers(), reserve)?;
+        let sampler =
+            reserve.samples.then(|| Sampler::new(self.isa, self.pool.workers(), reserve)).transpose()?;
+        let room = Room::new(&reserve.top)?;
+        self.reserved = Some(Reserved { reserve: reserve.clone(), attention, sampler, room });
+        Ok(())
+    }
+
+    fn record(&mut self, recording: Recording) -> Result<usize, OpsError> {
+        let reserved = self.reserved.as_mut().ok_or_else(|| early("record"))?;
+        let recorded = record(&recording, &reserved.reserve, &self.weights, self.activations)?;
+        reserved.room.fit(&recorded)?;
+        self.recordings.push(recorded);
+        Ok(self.recordings.len() - 1)
+    }
+
+    fn replay(
+        &mut self,
+        recording: usize,
+        inputs: &StepInputs<'_>,
+        collectives: &dyn Collectives,
+        results: &mut [ScoredToken],
+    ) -> Result<(), OpsError> {
+        let Reserved { reserve, attention, sampler, room } =
+            self.reserved.as_mut().ok_or_else(|| early("replay"))?;
+        let recorded = &self.recordings[recording];
+        recorded.assert_fits(inputs);
+        let sampled = if sampler.is_some() { inputs.out.len() } else { 0 };
+        let results = Rows::new(&mut results[..sampled], 1);
+        if reserve.poison {
+            room.poison();
+            attention.poison_page(PageId::SINK.0 as usize);
+            // The first row of a page comes when it is fresh: what it held is nobody's.
+            for &row in
+                inputs.cache_rows.iter().filter(|&&row| (row as usize).is_multiple_of(reserve.page_size))
+            {
+                attention.poison_page(row as usize / reserve.page_size);
+            }
+        }
+        attention.begin_step(inputs);
+        if let Some(sampler) = sampler {
+            sampler.load(inputs.slot_loads);
+        }
+        let replay = Replay {
+            isa: self.isa,
+            recorded,
+            weights: &self.weights,
+            view: room.view(recorded, inputs),
+            attention,
+            sampler: sampler.as_ref(),
+            inputs,
+            collectives,
+            results,
+            failure: Failure::none(),
+        };
+        self.pool.run(&|worker| replay.walk(worker));
+        replay.failure.into_result()
+    }
+}
+
+fn too_late(what: &str) -> OpsError {
+    OpsError::Device(format!("{what} was loaded after reserve; load everything first"))
+}
+
+fn early(what: &str) -> OpsError {
+    OpsError::Device(format!("{what} was called before reserve"))
+}

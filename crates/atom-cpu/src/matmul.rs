@@ -1,0 +1,307 @@
+//! The matrix product: `out[r][o] = sum over k of x[r][k] * w[o][k]`, then the bias.
+//!
+//! Each output element is one chain of float operations over k in ascending order (over blocks for
+//! quantised activations), which depends on the width and the format only. So its bits don't depend on
+//! how rows and outputs are cut into tiles, on threads, on neighbours or on the instruction set.
+
+mod plain;
+mod quantised;
+
+use crate::elementwise::lanes::{LANES, Portable};
+#[cfg(target_arch = "x86_64")]
+use crate::elementwise::x86::{Avx2, Avx512};
+use crate::isa::Isa;
+use crate::pack::Packed;
+use crate::quads::Quads;
+use crate::quantise::BlockScale;
+use crate::shared::{Rows, share};
+use atom_weights::DType;
+use half::{bf16, f16};
+use plain::Plain;
+use quantised::{Bytes, Exact, Nibbles, NibblesAndMinimum};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// One operand of a product: a tensor's slice and where its outputs go.
+pub(crate) struct Part {
+    /// The weights.
+    pub(crate) weights: Arc<Packed>,
+    /// First column of its outputs in the output rows.
+    pub(crate) column: usize,
+}
+
+/// The activations and outputs of a product. Rows are counted densely; [`RowMap`] says where they lie.
+pub(crate) struct Operands<'a> {
+    /// `[.., inputs]`
+    pub(crate) x: Rows<'a>,
+    /// The same rows quantised; read only by quantised weights, if at all.
+    pub(crate) codes: Option<Codes<'a>>,
+    /// Added at the end. `[outputs]`
+    pub(crate) bias: Option<&'a [f32]>,
+    /// `[.., outputs]`
+    pub(crate) out: Rows<'a>,
+    /// Where the rows of `x` and `out` lie.
+    pub(crate) map: RowMap<'a>,
+    /// Rows.
+    pub(crate) rows: usize,
+}
+
+/// Quantised activations, row by row without gaps.
+#[derive(Clone, Copy)]
+pub(crate) struct Codes<'a> {
+    /// `[rows, inputs]`
+    pub(crate) codes: Rows<'a, i8>,
+    /// `[rows, inputs / 32]`
+    pub(crate) scales: Rows<'a, BlockScale>,
+}
+
+/// Position of the i-th real row in its buffer.
+#[derive(Clone, Copy)]
+pub(crate) enum RowMap<'a> {
+    /// Row i.
+    Dense,
+    /// As listed.
+    Listed(&'a [u32]),
+}
+
+/// Everything a kernel needs for one part.
+struct Product<'a> {
+    weights: &'a Packed,
+    column: usize,
+    operands: &'a Operands<'a>,
+}
+
+/// How one format multiplies.
+trait Kernel {
+    /// Where a row's activations are.
+    type Row: Copy;
+
+    /// The activations of a dense row.
+    ///
+    /// # Safety
+    /// The row is below `operands.rows`, and nobody writes it meanwhile.
+    unsafe fn row(operands: &Operands<'_>, row: usize) -> Self::Row;
+
+    /// Sums of `R` rows and `P` panels over all `blocks` of the weights' rows. With a single row,
+    /// prefetches what is `ahead` bytes further on.
+    ///
+    /// # Safety
+    /// Rows and panels have that many blocks, and nobody writes the rows meanwhile.
+    unsafe fn tile<S: Quads, const R: usize, const P: usize>(
+        s: S,
+        rows: [Self::Row; R],
+        panels: [*const u8; P],
+        blocks: usize,
+        ahead: usize,
+    ) -> [[S::F; P]; R];
+}
+
+/// Computes this worker's share of the product.
+///
+/// # Safety
+/// `isa` is supported. All workers call it with equal arguments, between two barriers; meanwhile
+/// nobody else touches `out` or writes `x`.
+pub(crate) unsafe fn multiply(
+    isa: Isa,
+    parts: &[Part],
+    operands: &Operands<'_>,
+    worker: usize,
+    workers: usize,
+) {
+    let panels: usize = parts.iter().map(|part| part.weights.panels()).sum();
+    let chunks = operands.rows.div_ceil(CHUNK_ROWS);
+    let units = share(chunks * panels, worker, workers);
+    let mut unit = units.start;
+    while unit < units.end {
+        let (chunk, first) = (unit / panels, unit % panels);
+        let last = panels.min(first + units.end - unit);
+        let rows = share(operands.rows, chunk, chunks);
+        let mut offset = 0;
+        for Part { weights, column } in parts {
+            let end = offset + weights.panels();
+            let run = first.max(offset)..last.min(end);
+            if !run.is_empty() {
+                let product = Product { weights, column: *column, operands };
+                // SAFETY: the caller's promise; this worker alone has these panels of these rows.
+                unsafe { product.run(isa, run.start - offset..run.end - offset, rows.clone()) };
+            }
+            offset = end;
+        }
+        unit += last - first;
+    }
+}
+
+impl RowMap<'_> {
+    /// Where dense row `row` lies.
+    #[inline(always)]
+    pub(crate) fn at(&self, row: usize) -> usize {
+        match self {
+            Self::Dense => row,
+            Self::Listed(rows) => rows[row] as usize,
+        }
+    }
+}
+
+impl Product<'_> {
+    /// # Safety
+    /// As for [`multiply`]; the outputs of `panels` in `rows` belong to the caller.
+    unsafe fn run(&self, isa: Isa, panels: Range<usize>, rows: Range<usize>) {
+        let exact = self.operands.codes.is_none();
+        // SAFETY: passed on.
+        unsafe {
+            match (self.weights.dtype, exact) {
+                (DType::F32, _) => self.enter::<Plain<f32>>(isa, panels, rows),
+                (DType::F16, _) => self.enter::<Plain<f16>>(isa, panels, rows),
+                (DType::BF16, _) => self.enter::<Plain<bf16>>(isa, panels, rows),
+                (DType::Q8_0, false) => self.enter::<Bytes>(isa, panels, rows),
+                (DType::Q4_0, false) => self.enter::<Nibbles>(isa, panels, rows),
+                (DType::Q4_1, false) => self.enter::<NibblesAndMinimum>(isa, panels, rows),
+                (DType::Q8_0, true) => self.enter::<Exact<Bytes>>(isa, panels, rows),
+                (DType::Q4_0, true) => self.enter::<Exact<Nibbles>>(isa, panels, rows),
+                (DType::Q4_1, true) => self.enter::<Exact<NibblesAndMinimum>>(isa, panels, rows),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`Self::run`].
+    unsafe fn enter<K: Kernel>(&self, isa: Isa, panels: Range<usize>, rows: Range<usize>) {
+        // SAFETY: passed on; `isa` is supported.
+        unsafe {
+            match isa {
+                Isa::Portable => self.panels::<Portable, K>(Portable, panels, rows),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => self.enter_avx2::<K>(panels, rows),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 => self.enter_avx512::<K>(panels, rows),
+                #[cfg(not(target_arch = "x86_64"))]
+                Isa::Avx2 | Isa::Avx512 => unreachable!("{isa} is refused on this processor"),
+            }
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn enter_avx2<K: Kernel>(&self, panels: Range<usize>, rows: Range<usize>) {
+        // SAFETY: passed on.
+        unsafe { self.panels::<Avx2, K>(Avx2::new(), panels, rows) }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn enter_avx512<K: Kernel>(&self, panels: Range<usize>, rows: Range<usize>) {
+        // SAFETY: passed on.
+        unsafe { self.panels::<Avx512, K>(Avx512::new(), panels, rows) }
+    }
+
+    /// # Safety
+    /// As for [`Self::run`].
+    #[inline(always)]
+    unsafe fn panels<S: Quads, K: Kernel>(&self, s: S, panels: Range<usize>, rows: Range<usize>) {
+        let mut panel = panels.start;
+        while panel < panels.end {
+            let left = panels.end - panel;
+            // SAFETY: passed on; rows and panels are within the ranges.
+            unsafe {
+                if const { S::WIDE == 4 } && rows.len() == 1 && left >= 4 {
+                    self.tile::<S, K, 1, 4>(s, rows.start, panel, 4);
+                    panel += 4;
+                } else {
+                    self.rows::<S, K>(s, rows.clone(), panel, left.min(2));
+                    panel += 2;
+                }
+            }
+        }
+    }
+
+    /// All rows of two panels, or of one. Few heights of tiles, since each is code of its own.
+    ///
+    /// # Safety
+    /// As for [`Self::run`].
+    #[inline(always)]
+    unsafe fn rows<S: Quads, K: Kernel>(&self, s: S, rows: Range<usize>, panel: usize, panels: usize) {
+        let mut row = rows.start;
+        while row < rows.end {
+            let left = rows.end - row;
+            // SAFETY: passed on; the rows are within `rows`.
+            row += unsafe {
+                if const { S::ROWS >= 6 } && left >= 6 {
+                    self.tile::<S, K, 6, 2>(s, row, panel, panels)
+                } else if const { S::ROWS >= 4 } && left >= 4 {
+                    self.tile::<S, K, 4, 2>(s, row, panel, panels)
+                } else if const { S::ROWS >= 2 } && left >= 2 {
+                    self.tile::<S, K, 2, 2>(s, row, panel, panels)
+                } else {
+                    self.tile::<S, K, 1, 2>(s, row, panel, panels)
+                }
+            };
+        }
+    }
+
+    /// `R` rows of `P` panels, of which `panels` are wanted; the last one stands in for the others.
+    /// Returns `R`.
+    ///
+    /// # Safety
+    /// As for [`Self::run`].
+    #[inline(always)]
+    unsafe fn tile<S: Quads, K: Kernel, const R: usize, const P: usize>(
+        &self,
+        s: S,
+        row: usize,
+        panel: usize,
+        panels: usize,
+    ) -> usize {
+        let mut starts = [std::ptr::null(); P];
+        for (p, start) in starts.iter_mut().enumerate() {
+            *start = self.weights.panel(panel + p.min(panels - 1));
+        }
+        // SAFETY: rows are below `operands.rows`; nobody writes them by the contract of `multiply`.
+        let mut rows = [unsafe { K::row(self.operands, row) }; R];
+        for (r, at) in rows.iter_mut().enumerate().skip(1) {
+            // SAFETY: as above.
+            *at = unsafe { K::row(self.operands, row + r) };
+        }
+        // SAFETY: rows and panels are as wide as the weights.
+        let sums = unsafe {
+            K::tile::<S, R, P>(s, rows, starts, self.weights.blocks(), P * self.weights.panel_bytes())
+        };
+        let mut stored = [[[0.0; LANES]; P]; R];
+        for (r, sums) in sums.iter().enumerate() {
+            for (p, &sum) in sums.iter().enumerate() {
+                s.store(sum, &mut stored[r][p]);
+            }
+        }
+        // SAFETY: these outputs belong to the caller.
+        unsafe { self.put(stored.as_flattened_mut().as_flattened_mut(), P, row, panel, panels) };
+        R
+    }
+
+    /// Adds the bias to the sums of a tile, rows of `width` panels, and writes those of `panels`
+    /// without padding.
+    ///
+    /// # Safety
+    /// As for [`Self::run`].
+    #[inline(never)]
+    unsafe fn put(&self, sums: &mut [f32], width: usize, row: usize, panel: usize, panels: usize) {
+        let first = panel * LANES;
+        let columns = self.column + first..self.column + self.weights.outputs.min(first + panels * LANES);
+        for (r, sums) in sums.chunks_exact_mut(width * LANES).enumerate() {
+            let sums = &mut sums[..columns.len()];
+            if let Some(bias) = self.operands.bias {
+                for (sum, bias) in sums.iter_mut().zip(&bias[columns.clone()]) {
+                    *sum += bias;
+                }
+            }
+            // SAFETY: this worker alone has these columns of the row.
+            let out = unsafe { self.operands.out.part_mut(self.operands.map.at(row + r), columns.clone()) };
+            out.copy_from_slice(sums);
+        }
+    }
+}
+
+/// Rows that are multiplied with all weights before the next ones: their activations stay in the
+/// second-level cache (128 rows of 1536 bytes are 192 KiB).
+const CHUNK_ROWS: usize = 128;
+
+#[cfg(test)]
+mod tests;

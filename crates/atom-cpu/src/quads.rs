@@ -1,0 +1,117 @@
+//! Integer products of quantised codes on sixteen lanes, beside the floats of [`Lanes`].
+//!
+//! A lane is an output of a panel. Integer sums are exact, so they may be made in any order and are
+//! the same on every instruction set.
+
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use crate::elementwise::lanes::{LANES, Lanes, Portable};
+
+/// Inputs that one integer dot product takes per lane.
+pub(crate) const QUAD: usize = 4;
+
+/// Codes of [`QUAD`] consecutive inputs of each lane: `[LANES][QUAD]`.
+pub(crate) type CodeBytes = [u8; LANES * QUAD];
+
+/// What the matrix kernels need of an instruction set. Methods are inlined into functions that enable
+/// its features; a value proves that the processor has them.
+pub(crate) trait Quads: Lanes {
+    /// Most rows of a register tile of two panels: 1, 2, 4 or 6.
+    const ROWS: usize;
+    /// Panels of a tile of one row, 2 or 4: enough independent sums to hide the latency.
+    const WIDE: usize;
+    /// [`CodeBytes`] in registers.
+    type B: Copy;
+    /// `[i32; LANES]`
+    type I: Copy;
+    /// Running sums of nibble products.
+    type Nibbles: Copy;
+
+    /// Asks for a cache line that will be read after a while: into the second-level cache. It need not be
+    /// valid.
+    fn prefetch_far(self, line: *const u8);
+    /// Reads codes in order.
+    fn load_codes(self, from: &CodeBytes) -> Self::B;
+    /// The low nibble of every byte.
+    fn low(self, x: Self::B) -> Self::B;
+    /// The high nibble of every byte, shifted down.
+    fn high(self, x: Self::B) -> Self::B;
+    /// Byte `index < QUAD` of every lane as a float.
+    fn byte(self, x: Self::B, index: usize) -> Self::F;
+    /// Nearest floats; exact below 2^24.
+    fn to_float(self, x: Self::I) -> Self::F;
+
+    /// Starts a block's sum of nibble products at `start`.
+    fn nibbles(self, start: i32) -> Self::Nibbles;
+    /// Adds the products of each lane's 4 weights, `0 ..= 15`, and the 4 signed bytes of `x`,
+    /// `-127 ..= 127`, the first in the lowest bits. At most 8 times after [`Self::nibbles`].
+    fn dot_nibbles(self, sum: Self::Nibbles, weights: Self::B, x: i32) -> Self::Nibbles;
+    /// The sum; `start` as it was given to [`Self::nibbles`].
+    fn nibbles_sum(self, sum: Self::Nibbles, start: i32) -> Self::I;
+
+    /// Starts a block's sum of products of signed bytes; `total` is the sum of all the block's `x`.
+    fn bytes(self, total: i32) -> Self::I;
+    /// Adds the products of each lane's 4 weights, stored plus 128, and the 4 signed bytes of `x`.
+    fn dot_bytes(self, sum: Self::I, weights: Self::B, x: i32) -> Self::I;
+}
+
+impl Quads for Portable {
+    const ROWS: usize = 1;
+    const WIDE: usize = 2;
+    type B = CodeBytes;
+    type I = [i32; LANES];
+    type Nibbles = [i32; LANES];
+
+    #[inline(always)]
+    fn prefetch_far(self, _line: *const u8) {}
+    #[inline(always)]
+    fn load_codes(self, from: &CodeBytes) -> Self::B {
+        *from
+    }
+    #[inline(always)]
+    fn low(self, x: Self::B) -> Self::B {
+        x.map(|b| b & 15)
+    }
+    #[inline(always)]
+    fn high(self, x: Self::B) -> Self::B {
+        x.map(|b| b >> 4)
+    }
+    #[inline(always)]
+    fn byte(self, x: Self::B, index: usize) -> Self::F {
+        std::array::from_fn(|lane| f32::from(x[lane * QUAD + index]))
+    }
+    #[inline(always)]
+    fn to_float(self, x: Self::I) -> Self::F {
+        x.map(|i| i as f32)
+    }
+    #[inline(always)]
+    fn nibbles(self, start: i32) -> Self::Nibbles {
+        [start; LANES]
+    }
+    #[inline(always)]
+    fn dot_nibbles(self, sum: Self::Nibbles, weights: Self::B, x: i32) -> Self::Nibbles {
+        dot(sum, &weights, x, 0)
+    }
+    #[inline(always)]
+    fn nibbles_sum(self, sum: Self::Nibbles, _start: i32) -> Self::I {
+        sum
+    }
+    #[inline(always)]
+    fn bytes(self, _total: i32) -> Self::I {
+        [0; LANES]
+    }
+    #[inline(always)]
+    fn dot_bytes(self, sum: Self::I, weights: Self::B, x: i32) -> Self::I {
+        dot(sum, &weights, x, 128)
+    }
+}
+
+#[inline(always)]
+fn dot(sum: [i32; LANES], weights: &CodeBytes, x: i32, offset: i32) -> [i32; LANES] {
+    let x = x.to_le_bytes().map(|b| i32::from(b as i8));
+    std::array::from_fn(|lane| {
+        let quad = &weights[lane * QUAD..][..QUAD];
+        quad.iter().zip(x).fold(sum[lane], |sum, (&w, x)| sum + (i32::from(w) - offset) * x)
+    })
+}

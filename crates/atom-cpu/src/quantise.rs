@@ -1,0 +1,134 @@
+//! Activations as signed bytes: one scale per row and block of 32.
+
+use crate::isa::Isa;
+
+/// Elements that share a scale, as in the weights' blocks.
+pub(crate) const BLOCK: usize = 32;
+
+/// What a product needs of a block of activations besides its codes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct BlockScale {
+    /// Value of one code step; NaN if the block held a NaN or an infinity, so that it shows.
+    pub(crate) step: f32,
+    /// `step * total`
+    pub(crate) scaled_total: f32,
+    /// Sum of the codes.
+    pub(crate) total: i32,
+}
+
+/// Quantises a row of whole blocks: `code = round(x / step)` with ties to even,
+/// `step = max |x| / 127`. The same bits on every instruction set.
+pub(crate) fn quantise_row(isa: Isa, x: &[f32], codes: &mut [i8], scales: &mut [BlockScale]) {
+    assert!(x.len() == codes.len() && x.len() == scales.len() * BLOCK, "{} activations", x.len());
+    match isa {
+        Isa::Portable => quantise(x, codes, scales),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa` values are made only where the processor has the instructions.
+        Isa::Avx2 => unsafe { quantise_avx2(x, codes, scales) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Isa::Avx512 => unsafe { quantise_avx512(x, codes, scales) },
+        #[cfg(not(target_arch = "x86_64"))]
+        Isa::Avx2 | Isa::Avx512 => unreachable!("{isa} is refused on this processor"),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn quantise_avx2(x: &[f32], codes: &mut [i8], scales: &mut [BlockScale]) {
+    quantise(x, codes, scales);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn quantise_avx512(x: &[f32], codes: &mut [i8], scales: &mut [BlockScale]) {
+    quantise(x, codes, scales);
+}
+
+/// Written for the vectoriser: no branches within a block. Maxima are taken over the bits of |x|,
+/// which order as the values do and put infinities and NaN on top.
+#[inline(always)]
+fn quantise(x: &[f32], codes: &mut [i8], scales: &mut [BlockScale]) {
+    let blocks = x.as_chunks::<BLOCK>().0.iter().zip(codes.as_chunks_mut::<BLOCK>().0);
+    for ((x, codes), scale) in blocks.zip(scales) {
+        let mut top_bits = 0;
+        for x in x {
+            top_bits = top_bits.max(x.to_bits() & 0x7fff_ffff);
+        }
+        let top = f32::from_bits(top_bits);
+        let (step, inverse) = if top < TINY {
+            (0.0, 0.0)
+        } else if top < f32::INFINITY {
+            (top / 127.0, 127.0 / top)
+        } else {
+            (f32::NAN, 0.0)
+        };
+        let mut total = 0;
+        for (x, code) in x.iter().zip(codes) {
+            // Adding 1.5 * 2^23 leaves the rounded integer in the low bits.
+            let rounded = (x * inverse + ROUNDER).to_bits().wrapping_sub(ROUNDER.to_bits()) as i8;
+            *code = rounded;
+            total += i32::from(rounded);
+        }
+        *scale = BlockScale { step, scaled_total: step * total as f32, total };
+    }
+}
+
+const ROUNDER: f32 = 12_582_912.0;
+
+/// Blocks that stay below this are zero: 127 / top would overflow.
+const TINY: f32 = 1e-30;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn quantised(isa: Isa, x: &[f32]) -> (Vec<i8>, Vec<BlockScale>) {
+        let mut codes = vec![99; x.len()];
+        let mut scales = vec![BlockScale { step: 9.0, scaled_total: 9.0, total: 9 }; x.len() / BLOCK];
+        quantise_row(isa, x, &mut codes, &mut scales);
+        (codes, scales)
+    }
+
+    #[test]
+    fn codes_are_the_nearest_and_all_sets_agree() {
+        let x: Vec<f32> = (0..320u32)
+            .map(|i| atom_base::rng::uniform(3, 0, i, 0) * 2.0 - 1.0)
+            .map(|u| u * 10f32.powf(u * 8.0))
+            .collect();
+        let (codes, scales) = quantised(Isa::Portable, &x);
+        for (i, (&x, &code)) in x.iter().zip(&codes).enumerate() {
+            let scale = scales[i / BLOCK];
+            assert!(
+                (f64::from(x) - f64::from(scale.step) * f64::from(code)).abs()
+                    <= f64::from(scale.step) * 0.50001
+            );
+        }
+        for (block, scale) in codes.chunks(BLOCK).zip(&scales) {
+            assert_eq!(scale.total, block.iter().map(|&c| i32::from(c)).sum::<i32>());
+            assert_eq!(scale.scaled_total, scale.step * scale.total as f32);
+            assert_eq!(block.iter().map(|c| c.unsigned_abs()).max(), Some(127));
+        }
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
+            let (other, other_scales) = quantised(isa, &x);
+            assert_eq!(other, codes, "{isa}");
+            for (a, b) in scales.iter().zip(&other_scales) {
+                assert_eq!((a.step.to_bits(), a.total), (b.step.to_bits(), b.total), "{isa}");
+            }
+        }
+    }
+
+    #[test]
+    fn zeros_stay_zero_and_what_is_not_finite_shows() {
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
+            let mut x = [0.0; 3 * BLOCK];
+            x[5] = f32::NAN;
+            x[BLOCK + 7] = f32::NEG_INFINITY;
+            x[2 * BLOCK] = 1e-38;
+            let (codes, scales) = quantised(isa, &x);
+            assert!(scales[0].step.is_nan() && scales[1].step.is_nan());
+            assert_eq!((scales[2].step, scales[2].total), (0.0, 0));
+            assert!(codes[2 * BLOCK..].iter().all(|&c| c == 0));
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! The memory that steps work in: buffers and scratch, sized by the largest recording.
+
+use crate::aligned::Aligned;
+use crate::quantise::{BLOCK, BlockScale};
+use crate::record::{Place, Recorded};
+use crate::shared::Rows;
+use atom_ops::{OpsError, StepInputs, StepShape};
+use std::marker::PhantomData;
+use std::sync::Mutex;
+
+/// Owns the memory. Recording may enlarge it, replaying never does.
+pub(crate) struct Room {
+    floats: Aligned,
+    codes: Aligned,
+    scales: Aligned,
+    gathered: Aligned,
+    /// Where the group's real rows lie in a buffer of group rows.
+    group_map: Vec<u32>,
+    /// Lengths that the members of a collective pass.
+    counts: Mutex<Vec<usize>>,
+}
+
+/// The room during one step, as all workers see it.
+pub(crate) struct View<'a> {
+    floats: *mut f32,
+    codes: *mut i8,
+    scales: *mut BlockScale,
+    gathered: *mut f32,
+    /// See [`Room`].
+    pub(crate) group_map: &'a [u32],
+    /// See [`Room`].
+    pub(crate) counts: &'a Mutex<Vec<usize>>,
+    owner: PhantomData<&'a mut Room>,
+}
+
+// SAFETY: the pointers are handed out only as `Rows`, whose contract covers the threads.
+unsafe impl Sync for View<'_> {}
+
+impl Room {
+    /// Room for no recording yet.
+    pub(crate) fn new(top: &StepShape) -> Result<Self, OpsError> {
+        Ok(Self {
+            floats: Aligned::zeroed(0, "buffers")?,
+            codes: Aligned::zeroed(0, "quantised activations")?,
+            scales: Aligned::zeroed(0, "scales of activations")?,
+            gathered: Aligned::zeroed(0, "gathered columns")?,
+            group_map: Vec::with_capacity(top.rows * top.lanes),
+            counts: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// Makes room for a recording.
+    pub(crate) fn fit(&mut self, recorded: &Recorded) -> Result<(), OpsError> {
+        grow(&mut self.floats, recorded.floats * size_of::<f32>(), "buffers")?;
+        grow(&mut self.codes, recorded.codes, "quantised activations")?;
+        let scales = recorded.codes / BLOCK * size_of::<BlockScale>();
+        grow(&mut self.scales, scales, "scales of activations")?;
+        grow(&mut self.gathered, recorded.gathered * size_of::<f32>(), "gathered columns")?;
+        let counts = self.counts.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        counts.clear();
+        counts.reserve(recorded.members);
+        Ok(())
+    }
+
+    /// Fills every buffer with NaN.
+    pub(crate) fn poison(&mut self) {
+        for memory in [&mut self.floats, &mut self.gathered] {
+            // All bits set are a NaN, also in the bytes beyond the last whole float.
+            memory.fill(0xff);
+        }
+    }
+
+    /// The room for a step of a recording that fits.
+    pub(crate) fn view(&mut self, recorded: &Recorded, inputs: &StepInputs<'_>) -> View<'_> {
+        self.group_map.clear();
+        for (lane, &rows) in inputs.group_rows.iter().enumerate() {
+            let first = (lane * recorded.shape.rows) as u32;
+            self.group_map.extend(first..first + rows);
+        }
+        View {
+            floats: self.floats.as_mut_ptr().cast(),
+            codes: self.codes.as_mut_ptr().cast(),
+            scales: self.scales.as_mut_ptr().cast(),
+            gathered: self.gathered.as_mut_ptr().cast(),
+            group_map: &self.group_map,
+            counts: &self.counts,
+            owner: PhantomData,
+        }
+    }
+}
+
+impl<'a> View<'a> {
+    /// A buffer.
+    ///
+    /// # Safety
+    /// The place is of the recording that the view was made for.
+    pub(crate) unsafe fn buffer(&self, place: &Place) -> Rows<'a> {
+        // SAFETY: `fit` made room for all of the recording's places, zeroed, and they don't overlap;
+        // the memory is reached only through `Rows` for as long as `Room` is borrowed.
+        unsafe { Rows::from_raw(self.floats.add(place.offset), place.rows, place.width) }
+    }
+
+    /// Room for the codes and scales of `rows` rows of `width` activations.
+    ///
+    /// # Safety
+    /// The recording quantises a buffer of at least so many elements.
+    pub(crate) unsafe fn codes(&self, rows: usize, width: usize) -> (Rows<'a, i8>, Rows<'a, BlockScale>) {
+        // SAFETY: as for `buffer`; zeros are valid for both types.
+        unsafe { (Rows::from_raw(self.codes, rows, width), Rows::from_raw(self.scales, rows, width / BLOCK)) }
+    }
+
+    /// Room for the columns of `members` ranks, `stride` floats each.
+    ///
+    /// # Safety
+    /// The recording gathers at least so many.
+    pub(crate) unsafe fn gathered(&self, members: usize, stride: usize) -> Rows<'a> {
+        // SAFETY: as for `buffer`.
+        unsafe { Rows::from_raw(self.gathered, members, stride) }
+    }
+}
+
+fn grow(memory: &mut Aligned, bytes: usize, what: &str) -> Result<(), OpsError> {
+    if bytes > memory.len() {
+        *memory = Aligned::zeroed(bytes, what)?;
+    }
+    Ok(())
+}

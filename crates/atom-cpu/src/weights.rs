@@ -1,0 +1,189 @@
+//! Loaded weights, and how ranks of one process share them.
+
+use crate::matmul::Part;
+use crate::pack::{Packed, check, row_bytes};
+use crate::pool::Pool;
+use atom_ops::{OpsError, Slice};
+use atom_weights::{DType, Tensor};
+use half::{bf16, f16};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// What ranks of one process have packed so far, so that ranks that need the same slice hold it once.
+///
+/// It keeps the tensors that it knows alive, for a slice is recognised by the address of its bytes.
+/// Drop it, as each backend does in `reserve`, when all ranks have loaded.
+#[derive(Default)]
+pub struct WeightShare {
+    slots: Mutex<HashMap<Key, Arc<Slot>>>,
+}
+
+/// A weight of a backend.
+pub(crate) enum Loaded {
+    /// For a linear operator.
+    Matrix(Matrix),
+    /// Norm weights and biases.
+    Vector(Vec<f32>),
+    /// Rows to look up, as they lie in the checkpoint.
+    Table(Tensor),
+}
+
+/// Slices with the same inputs, whose outputs stand one behind the other.
+pub(crate) struct Matrix {
+    /// In order of outputs.
+    pub(crate) parts: Vec<Part>,
+    /// Width of x.
+    pub(crate) inputs: usize,
+    /// Width of the output.
+    pub(crate) outputs: usize,
+}
+
+#[derive(PartialEq, Eq, Hash)]
+struct Key {
+    address: usize,
+    dtype: DType,
+    tensor_cols: usize,
+    rows: Range<usize>,
+    cols: Range<usize>,
+}
+
+/// Locked while the slice is being packed: the others wait for the result.
+type Slot = Mutex<Option<Known>>;
+
+struct Known {
+    packed: Weak<Packed>,
+    /// Keeps the address from being used for another tensor.
+    _tensor: Tensor,
+}
+
+impl WeightShare {
+    /// Nothing packed yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The packed slice: another rank's, or made now.
+    fn packed(&self, slice: &Slice, pool: &mut Pool) -> Result<Arc<Packed>, OpsError> {
+        let key = Key {
+            address: slice.tensor.bytes().as_ptr().addr(),
+            dtype: slice.tensor.dtype,
+            tensor_cols: slice.tensor.cols(),
+            rows: slice.rows.clone(),
+            cols: slice.cols.clone(),
+        };
+        let slot =
+            Arc::clone(self.slots.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default());
+        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(packed) = slot.as_ref().and_then(|known| known.packed.upgrade()) {
+            return Ok(packed);
+        }
+        let packed = Arc::new(Packed::new(slice, pool)?);
+        *slot = Some(Known { packed: Arc::downgrade(&packed), _tensor: slice.tensor.clone() });
+        Ok(packed)
+    }
+}
+
+impl Matrix {
+    /// Packs `parts`, or takes them from `share`.
+    pub(crate) fn load(parts: &[Slice], share: &WeightShare, pool: &mut Pool) -> Result<Self, OpsError> {
+        let inputs = same_inputs(parts)?;
+        let mut matrix = Self { parts: Vec::with_capacity(parts.len()), inputs, outputs: 0 };
+        for part in parts {
+            matrix.parts.push(Part { weights: share.packed(part, pool)?, column: matrix.outputs });
+            matrix.outputs += part.rows.len();
+        }
+        Ok(matrix)
+    }
+
+    /// True if some of it can be multiplied with quantised activations.
+    pub(crate) fn is_quantised(&self) -> bool {
+        self.parts.iter().any(|part| part.weights.dtype.block_elements() > 1)
+    }
+}
+
+fn same_inputs(parts: &[Slice]) -> Result<usize, OpsError> {
+    let Some(first) = parts.first() else {
+        return Err(OpsError::Weights("a matrix of no slices".into()));
+    };
+    for part in parts {
+        check(part)?;
+        if part.cols.len() != first.cols.len() {
+            return Err(OpsError::Weights(format!(
+                "one matrix of slices with {} and {} inputs ({:?}, {:?})",
+                first.cols.len(),
+                part.cols.len(),
+                first.tensor,
+                part.tensor
+            )));
+        }
+    }
+    Ok(first.cols.len())
+}
+
+/// The elements of all slices, row by row, as f32.
+pub(crate) fn load_vector(parts: &[Slice]) -> Result<Vec<f32>, OpsError> {
+    let mut vector = Vec::new();
+    for part in parts {
+        check(part)?;
+        for row in 0..part.rows.len() {
+            let start = vector.len();
+            vector.resize(start + part.cols.len(), 0.0);
+            dequantise(part.tensor.dtype, row_bytes(part, row), &mut vector[start..]);
+        }
+    }
+    Ok(vector)
+}
+
+/// Checks that a tensor can be a table.
+pub(crate) fn check_table(table: &Tensor) -> Result<(), OpsError> {
+    check(&Slice { tensor: table.clone(), rows: 0..table.rows(), cols: 0..table.cols() })
+}
+
+/// Whole blocks as f32: `d * code`, for Q4_1 `d * code + m` rounded once.
+pub(crate) fn dequantise(dtype: DType, from: &[u8], to: &mut [f32]) {
+    assert_eq!(from.len(), dtype.row_bytes(to.len()), "{} elements of {dtype:?}", to.len());
+    match dtype {
+        DType::F32 => each::<4>(from, to, f32::from_le_bytes),
+        DType::F16 => each::<2>(from, to, |bytes| f16::from_le_bytes(bytes).to_f32()),
+        DType::BF16 => each::<2>(from, to, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+        DType::Q8_0 => {
+            for (block, to) in from.as_chunks::<34>().0.iter().zip(to.as_chunks_mut::<32>().0) {
+                let step = half_at(block, 0);
+                for (to, &code) in to.iter_mut().zip(&block[2..]) {
+                    *to = step * f32::from(code as i8);
+                }
+            }
+        }
+        DType::Q4_0 => {
+            for (block, to) in from.as_chunks::<18>().0.iter().zip(to.as_chunks_mut::<32>().0) {
+                let step = half_at(block, 0);
+                nibbles(&block[2..], to, |code| step * (code - 8.0));
+            }
+        }
+        DType::Q4_1 => {
+            for (block, to) in from.as_chunks::<20>().0.iter().zip(to.as_chunks_mut::<32>().0) {
+                let (step, minimum) = (half_at(block, 0), half_at(block, 2));
+                nibbles(&block[4..], to, |code| step.mul_add(code, minimum));
+            }
+        }
+    }
+}
+
+fn each<const N: usize>(from: &[u8], to: &mut [f32], convert: impl Fn([u8; N]) -> f32) {
+    for (to, &from) in to.iter_mut().zip(from.as_chunks::<N>().0) {
+        *to = convert(from);
+    }
+}
+
+fn half_at(block: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}
+
+fn nibbles(codes: &[u8], to: &mut [f32; 32], convert: impl Fn(f32) -> f32) {
+    let (low, high) = to.split_at_mut(16);
+    for ((low, high), &byte) in low.iter_mut().zip(high).zip(codes) {
+        *low = convert(f32::from(byte & 15));
+        *high = convert(f32::from(byte >> 4));
+    }
+}

@@ -1,0 +1,216 @@
+//! The seam to the engine: what the server asks of it, and nothing about how it is done.
+
+use atom_base::{LaneId, RequestId};
+use atom_engine::{EngineError, EngineLimits, Event, Refusal, Request};
+use std::fmt;
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// Takes requests and computes them. The binary implements it over the rank threads.
+///
+/// All methods are called from the server's reactor threads, so they return at once.
+pub trait Engine: Send + Sync + 'static {
+    /// What can be served: fixed at start.
+    fn limits(&self) -> &EngineLimits;
+
+    /// Takes a request or says why not. Dropping the stream before its end aborts the request.
+    fn submit(&self, request: Request) -> Result<EventStream, Refusal>;
+
+    /// What each lane is doing, and whether that is well.
+    fn health(&self) -> Health;
+
+    /// Appends the engine's own metrics; [`atom_telemetry::Exposition`] has the format.
+    fn write_metrics(&self, out: &mut String);
+}
+
+/// Events of one request, in order, ending with exactly one terminal event.
+///
+/// The channel has no bound of its own: a request sends at most one event per prompt token, one per
+/// generated token and two more, all of them bounded by the model's context.
+pub struct EventStream {
+    events: mpsc::UnboundedReceiver<Event>,
+    /// Armed until the terminal event was taken.
+    abort: Option<Box<dyn FnOnce() + Send>>,
+}
+
+/// The engine's end of an [`EventStream`].
+#[derive(Clone, Debug)]
+pub struct EventSender {
+    events: mpsc::UnboundedSender<Event>,
+}
+
+/// The engine's word on itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Health {
+    /// The whole of it.
+    pub condition: Condition,
+    /// One entry per lane.
+    pub lanes: Vec<LaneHealth>,
+}
+
+/// Alive, and willing to take a request?
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// Steps are taken when there is work, and requests are admitted.
+    Ready,
+    /// Steps are taken, but nothing is admitted now: starting, recording, draining.
+    Unready(String),
+    /// The step loop has missed a deadline or reported a fault. It won't recover by waiting.
+    Stalled(String),
+}
+
+/// What one lane is doing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LaneHealth {
+    /// Which lane.
+    pub lane: LaneId,
+    /// In the engine's words: `parked`, `replay 32`, `exchange` ..
+    pub doing: String,
+    /// For how long.
+    pub since: Duration,
+    /// The lane's part of the engine's condition.
+    pub condition: Condition,
+}
+
+/// Hands out request ids, each once in the life of the process.
+#[derive(Debug, Default)]
+pub struct RequestIds {
+    next: AtomicU64,
+}
+
+impl EventStream {
+    /// A stream and the sender that feeds it. `abort` is called when the stream is dropped before its
+    /// terminal event was taken: it must be short, since it may run on a reactor thread.
+    pub fn new(abort: impl FnOnce() + Send + 'static) -> (EventSender, Self) {
+        let (sender, events) = mpsc::unbounded_channel();
+        (EventSender { events: sender }, Self { events, abort: Some(Box::new(abort)) })
+    }
+
+    /// The next event; `None` after the terminal one.
+    ///
+    /// A sender that is dropped without a terminal event has failed: that is reported as
+    /// [`Event::Failed`], so that nobody waits for an engine that is gone.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+        if self.abort.is_none() {
+            return Poll::Ready(None);
+        }
+        let event = match self.events.poll_recv(cx) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(Some(event)) => event,
+            Poll::Ready(None) => {
+                Event::Failed(EngineError::Rank("it went away before the request was finished".into()))
+            }
+        };
+        if matches!(event, Event::Finished(_) | Event::Failed(_)) {
+            self.abort = None;
+        }
+        Poll::Ready(Some(event))
+    }
+
+    /// [`poll_next`](Self::poll_next) as a future.
+    pub async fn next(&mut self) -> Option<Event> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+}
+
+impl Drop for EventStream {
+    fn drop(&mut self) {
+        if let Some(abort) = self.abort.take() {
+            abort();
+        }
+    }
+}
+
+impl fmt::Debug for EventStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventStream").field("ended", &self.abort.is_none()).finish_non_exhaustive()
+    }
+}
+
+impl EventSender {
+    /// Sends; false when the other end is gone, and the request is aborted.
+    pub fn send(&self, event: Event) -> bool {
+        self.events.send(event).is_ok()
+    }
+}
+
+impl Health {
+    /// The step loop moves.
+    pub fn is_live(&self) -> bool {
+        self.condition.is_live()
+    }
+
+    /// A request would be admitted.
+    pub fn is_ready(&self) -> bool {
+        self.condition == Condition::Ready
+    }
+}
+
+impl Condition {
+    /// Not stalled.
+    pub fn is_live(&self) -> bool {
+        !matches!(self, Self::Stalled(_))
+    }
+
+    /// Why not, when it isn't ready.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            Self::Ready => None,
+            Self::Unready(reason) | Self::Stalled(reason) => Some(reason),
+        }
+    }
+}
+
+impl RequestIds {
+    /// The next id, from 1.
+    pub fn next(&self) -> RequestId {
+        RequestId(self.next.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use atom_base::FinishReason;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+
+    fn counted() -> (Arc<AtomicUsize>, EventSender, EventStream) {
+        let aborts = Arc::new(AtomicUsize::new(0));
+        let count = aborts.clone();
+        let (sender, stream) = EventStream::new(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+        (aborts, sender, stream)
+    }
+
+    #[tokio::test]
+    async fn a_stream_aborts_once_when_dropped_early_and_never_after_its_end() {
+        let (aborts, sender, stream) = counted();
+        drop(stream);
+        assert_eq!(aborts.load(Ordering::Relaxed), 1);
+        assert!(!sender.send(Event::Started { cached_tokens: 0 }));
+
+        let (aborts, sender, mut stream) = counted();
+        assert!(sender.send(Event::Finished(FinishReason::Stop)));
+        assert_eq!(stream.next().await, Some(Event::Finished(FinishReason::Stop)));
+        assert_eq!(stream.next().await, None);
+        drop(stream);
+        assert_eq!(aborts.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test]
+    async fn an_engine_that_goes_away_is_a_failure_and_not_an_end() {
+        let (aborts, sender, mut stream) = counted();
+        sender.send(Event::Started { cached_tokens: 3 });
+        drop(sender);
+        assert_eq!(stream.next().await, Some(Event::Started { cached_tokens: 3 }));
+        assert!(matches!(stream.next().await, Some(Event::Failed(EngineError::Rank(_)))));
+        assert_eq!(stream.next().await, None);
+        drop(stream);
+        assert_eq!(aborts.load(Ordering::Relaxed), 0);
+    }
+}

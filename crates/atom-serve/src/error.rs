@@ -1,0 +1,209 @@
+//! Everything that is answered with an error, in the shape of the OpenAI API.
+
+use atom_base::SamplingError;
+use atom_engine::{EngineError, Refusal};
+use atom_text::TextError;
+use axum::body::Body;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use std::time::Duration;
+use thiserror::Error;
+
+/// Why a request has no answer. The words go to the client as they are.
+#[derive(Debug, Error)]
+pub(crate) enum ApiError {
+    /// The client's fault: no route has this path.
+    #[error("there is no {path}; this server has {known}")]
+    NoSuchPath { path: String, known: &'static str },
+    /// The client's fault.
+    #[error("{method} is not allowed on {path}")]
+    MethodNotAllowed { method: String, path: String },
+    /// The client's fault: a browser form, or curl without a header.
+    #[error("the content type is {found}; send JSON with 'Content-Type: application/json'")]
+    ContentType { found: String },
+    /// The client's fault. `whole`: `size` is all of it; otherwise reading stopped there.
+    #[error("the body has {}{size} bytes; at most {max} are taken", if *whole { "" } else { "at least " })]
+    BodyTooLarge { size: u64, whole: bool, max: usize },
+    /// The client's or the network's fault.
+    #[error("the body did not arrive: {reason}")]
+    BodyLost { reason: String },
+    /// The client stopped sending.
+    #[error("no byte of the body arrived for {} seconds", waited.as_secs())]
+    BodySlow { waited: Duration },
+    /// The client's fault.
+    #[error("the body is not valid UTF-8: the byte at offset {offset} does not continue a character")]
+    NotUtf8 { offset: usize },
+    /// The client's fault: syntax, numbers that no float can hold, nesting beyond 128.
+    #[error("the body is not valid JSON: {reason}")]
+    NotJson { reason: String },
+    /// The client's fault: the field is absent.
+    #[error("'{name}' is missing; {expected}")]
+    Missing { name: String, expected: &'static str },
+    /// The client's fault: wrong type or out of range.
+    #[error("'{name}' is {found}; it must be {expected}")]
+    BadField { name: String, found: String, expected: String },
+    /// The client's fault, or our gap: the field would change the answer and this server can't do it.
+    #[error("'{name}' is not supported by this server ({reason}); leave it out")]
+    Unsupported { name: String, reason: &'static str },
+    /// The client's fault: nobody would act on it, so nobody may believe that it acts.
+    #[error("unknown field '{name}'")]
+    UnknownField { name: String },
+    /// The client's fault.
+    #[error("model '{asked}' is not served here; the name is {served}")]
+    ModelNotFound { asked: String, served: String },
+    /// The client's fault, known without making tokens of it.
+    #[error(
+        "the prompt has {bytes} bytes, which can't be fewer than {tokens_min} tokens, but this server's context \
+         holds {context}; shorten the prompt"
+    )]
+    PromptTooLong { bytes: usize, tokens_min: usize, context: usize },
+    /// The client's fault: more continuations in one body than can ever wait.
+    #[error(
+        "this request asks for {asked} continuations (prompts times n), but at most {max} can wait here; send \
+         fewer at once"
+    )]
+    TooManyJobs { asked: usize, max: usize },
+    /// A sampling parameter out of its range.
+    #[error("'{}' is {}; it must be {}", .0.name, .0.got, .0.expected)]
+    Sampling(#[from] SamplingError),
+    /// The tokenizer or the chat template.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// The engine doesn't take the request.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The engine took the request and failed.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The engine gave up a request that the client still wanted.
+    #[error("the engine aborted this request")]
+    Aborted,
+    /// Nobody's fault: shutting down. New requests get it at once, running ones at the drain's deadline.
+    #[error("the server is shutting down")]
+    Draining,
+    /// A panic in a text thread: our bug.
+    #[error("internal error: {0}")]
+    Internal(String),
+}
+
+/// What kind of error a client sees: status, `type`, `code`, `param`.
+struct Class {
+    status: StatusCode,
+    kind: &'static str,
+    code: Option<&'static str>,
+    param: Option<String>,
+}
+
+impl ApiError {
+    /// The error's JSON body: `{"error": {..}}`.
+    pub(crate) fn body(&self) -> Value {
+        let Class { kind, code, param, .. } = self.class();
+        json!({"error": {"message": self.to_string(), "type": kind, "param": param, "code": code}})
+    }
+
+    fn class(&self) -> Class {
+        match self {
+            Self::NoSuchPath { .. } => invalid(StatusCode::NOT_FOUND).code("unknown_url"),
+            Self::MethodNotAllowed { .. } => {
+                invalid(StatusCode::METHOD_NOT_ALLOWED).code("method_not_allowed")
+            }
+            Self::ContentType { .. } => {
+                invalid(StatusCode::UNSUPPORTED_MEDIA_TYPE).code("unsupported_media_type")
+            }
+            Self::BodyTooLarge { .. } => invalid(StatusCode::PAYLOAD_TOO_LARGE).code("body_too_large"),
+            Self::BodySlow { .. } => invalid(StatusCode::REQUEST_TIMEOUT).code("body_timeout"),
+            Self::BodyLost { .. } => invalid(StatusCode::BAD_REQUEST),
+            Self::NotUtf8 { .. } | Self::NotJson { .. } => {
+                invalid(StatusCode::BAD_REQUEST).code("invalid_json")
+            }
+            Self::Missing { name, .. } => {
+                invalid(StatusCode::BAD_REQUEST).code("missing_field").param(name.clone())
+            }
+            Self::BadField { name, .. } => {
+                invalid(StatusCode::BAD_REQUEST).code("invalid_value").param(name.clone())
+            }
+            Self::Sampling(SamplingError { name, .. }) => {
+                invalid(StatusCode::BAD_REQUEST).code("invalid_value").param(*name)
+            }
+            Self::Unsupported { name, .. } => {
+                invalid(StatusCode::BAD_REQUEST).code("unsupported_field").param(name.clone())
+            }
+            Self::UnknownField { name } => {
+                invalid(StatusCode::BAD_REQUEST).code("unknown_field").param(name.clone())
+            }
+            Self::ModelNotFound { .. } => {
+                invalid(StatusCode::NOT_FOUND).code("model_not_found").param("model")
+            }
+            Self::PromptTooLong { .. } => invalid(StatusCode::BAD_REQUEST).code("context_length_exceeded"),
+            Self::TooManyJobs { .. } => invalid(StatusCode::BAD_REQUEST).code("invalid_value").param("n"),
+            Self::Text(error) if error.is_clients_fault() => {
+                let class = invalid(StatusCode::BAD_REQUEST);
+                match error {
+                    TextError::Request { field, .. } => class.code("invalid_value").param(field.clone()),
+                    TextError::Encode { .. } => class.param("prompt"),
+                    _ => class.param("messages"),
+                }
+            }
+            Self::Refused(refusal) => refusal_class(refusal),
+            Self::Draining => ours(StatusCode::SERVICE_UNAVAILABLE).code("shutting_down"),
+            Self::Aborted => ours(StatusCode::SERVICE_UNAVAILABLE).code("aborted"),
+            Self::Text(_) | Self::Engine(_) | Self::Internal(_) => ours(StatusCode::INTERNAL_SERVER_ERROR),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let class = self.class();
+        if class.status.is_server_error() {
+            tracing::warn!(status = class.status.as_u16(), "{self}");
+        }
+        let mut response = Response::new(Body::from(self.body().to_string()));
+        *response.status_mut() = class.status;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if matches!(class.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_S));
+        }
+        response
+    }
+}
+
+fn refusal_class(refusal: &Refusal) -> Class {
+    let bad = invalid(StatusCode::BAD_REQUEST);
+    match refusal {
+        Refusal::EmptyPrompt => bad.code("invalid_value").param("prompt"),
+        Refusal::TooLong { .. } | Refusal::NeverFits { .. } => bad.code("context_length_exceeded"),
+        Refusal::UnknownToken { .. } => bad.code("invalid_value").param("prompt"),
+        Refusal::NoSuchLane { .. } => bad.code("invalid_value").param("data_parallel_rank"),
+        Refusal::QueueFull { .. } => Class {
+            status: StatusCode::TOO_MANY_REQUESTS,
+            kind: "rate_limit_error",
+            code: Some("queue_full"),
+            param: None,
+        },
+        Refusal::Closed(_) => ours(StatusCode::SERVICE_UNAVAILABLE).code("closed"),
+    }
+}
+
+fn invalid(status: StatusCode) -> Class {
+    Class { status, kind: "invalid_request_error", code: None, param: None }
+}
+
+fn ours(status: StatusCode) -> Class {
+    Class { status, kind: "server_error", code: None, param: None }
+}
+
+impl Class {
+    fn code(self, code: &'static str) -> Self {
+        Self { code: Some(code), ..self }
+    }
+
+    fn param(self, param: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), ..self }
+    }
+}
+
+/// A queue of short requests moves within a second; clients back off on their own after that.
+const RETRY_AFTER_S: &str = "1";

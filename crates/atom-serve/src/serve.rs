@@ -1,0 +1,150 @@
+//! Connections: accepting them, serving them, and closing down without cutting anybody short.
+
+use crate::phase::Phase;
+use crate::routes::router;
+use crate::server::Server;
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+/// How a server came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drained {
+    /// Requests that were still running at the drain's deadline, and got an error.
+    pub cut: usize,
+}
+
+/// Serves until `shutdown` resolves, then drains.
+///
+/// While it drains the server still accepts connections, so that `/health` can say 503 and new requests
+/// get a 503 that names the reason instead of a refused connection. Running requests have
+/// [`ServerOptions::drain`](crate::ServerOptions) to finish; what runs longer is aborted and gets an error.
+pub async fn serve(
+    listener: TcpListener,
+    server: Arc<Server>,
+    shutdown: impl Future<Output = ()>,
+) -> Drained {
+    let routes = router(server.clone());
+    let mut connections = JoinSet::new();
+    {
+        let drained = drain(&server, shutdown);
+        let mut drained = pin!(drained);
+        loop {
+            tokio::select! {
+                biased;
+                cut = &mut drained => break close(&server, connections, cut).await,
+                Some(ended) = connections.join_next(), if !connections.is_empty() => report(ended),
+                accepted = listener.accept(), if connections.len() < CONNECTIONS_MAX => {
+                    match accepted {
+                        Ok((stream, peer)) => {
+                            connections.spawn(connection(stream, peer, routes.clone(), server.clone()));
+                        }
+                        Err(error) => refused(error).await,
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Waits for the word, then for the running requests.
+async fn drain(server: &Server, shutdown: impl Future<Output = ()>) -> Drained {
+    shutdown.await;
+    server.phases.enter(Phase::Draining);
+    let running = server.phases.running();
+    tracing::info!(running, "draining for at most {:?}", server.options.drain);
+    let in_time = timeout(server.options.drain, server.phases.idle()).await.is_ok();
+    let cut = if in_time { 0 } else { server.phases.running() };
+    if cut > 0 {
+        tracing::warn!(cut, "requests are aborted: the drain's time is over");
+        server.phases.enter(Phase::Cut);
+        // They only have to notice; a reader that takes nothing can't hold us up.
+        let _ = timeout(FLUSH, server.phases.idle()).await;
+    }
+    Drained { cut }
+}
+
+/// Lets answers that are complete leave, and closes.
+async fn close(server: &Server, mut connections: JoinSet<()>, drained: Drained) -> Drained {
+    server.phases.enter(Phase::Closed);
+    let all = async {
+        while connections.join_next().await.is_some_and(|ended| {
+            report(ended);
+            true
+        }) {}
+    };
+    if timeout(FLUSH, all).await.is_err() {
+        connections.shutdown().await;
+    }
+    drained
+}
+
+/// One connection, until either side ends it.
+async fn connection(stream: TcpStream, peer: SocketAddr, routes: Router, server: Arc<Server>) {
+    // Tokens are small and must not wait for each other.
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%peer, "no TCP_NODELAY: {error}");
+    }
+    let serving = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_PATIENCE)
+        // While draining, one answer per connection.
+        .keep_alive(server.phases.now() == Phase::Serving)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
+    let mut serving = pin!(serving);
+    let mut draining = pin!(server.phases.reached(Phase::Draining));
+    let mut closed = pin!(server.phases.reached(Phase::Closed));
+    let fresh = server.phases.now() > Phase::Serving;
+    let ended = tokio::select! {
+        ended = serving.as_mut() => ended,
+        () = draining.as_mut(), if !fresh => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+        () = closed.as_mut() => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%peer, "connection ended: {error}");
+    }
+}
+
+fn report(ended: Result<(), tokio::task::JoinError>) {
+    if let Err(error) = ended.as_ref()
+        && error.is_panic()
+    {
+        tracing::error!("a connection panicked, which is a bug of ours: {error}");
+    }
+}
+
+/// Out of descriptors, most likely: accepting again at once would only spin.
+async fn refused(error: io::Error) {
+    let transient =
+        [io::ErrorKind::ConnectionRefused, io::ErrorKind::ConnectionAborted, io::ErrorKind::ConnectionReset];
+    if !transient.contains(&error.kind()) {
+        tracing::warn!("can't accept a connection: {error}");
+        sleep(ACCEPT_PAUSE).await;
+    }
+}
+
+/// Connections at once. Each holds a descriptor and some 10 kB; beyond this they wait in the backlog.
+const CONNECTIONS_MAX: usize = 16_384;
+
+/// Longest wait for the head of a request, idle time between requests included.
+const HEAD_PATIENCE: Duration = Duration::from_secs(75);
+
+/// Time for the last bytes to leave once nothing runs any more.
+const FLUSH: Duration = Duration::from_secs(2);
+
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

@@ -1,0 +1,211 @@
+//! What all connections share.
+
+use crate::engine::{Engine, RequestIds};
+use crate::error::ApiError;
+use crate::phase::Phases;
+use atom_base::rng;
+use atom_telemetry::ServeMetrics;
+use atom_text::{ChatTemplate, Tokenizer};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::Semaphore;
+
+/// One model behind one address. Built once by the binary, shared by every connection.
+pub struct Server {
+    pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) text: Arc<TextModel>,
+    pub(crate) options: ServerOptions,
+    pub(crate) metrics: Arc<ServeMetrics>,
+    pub(crate) ids: RequestIds,
+    pub(crate) phases: Phases,
+    /// Seconds since 1970 at start: `created` of the model's card.
+    pub(crate) started_s: u64,
+    /// Tells this process from others in the ids of its answers.
+    instance: u64,
+    text_threads: Arc<Semaphore>,
+}
+
+/// The text side of the model.
+#[derive(Debug)]
+pub struct TextModel {
+    /// Between text and tokens.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Of a checkpoint without one, chat requests are refused.
+    pub template: ChatTemplate,
+}
+
+/// What the user of the binary chose.
+#[derive(Debug)]
+pub struct ServerOptions {
+    /// The name that requests use and `/v1/models` shows.
+    pub model: String,
+    /// Further names for the same model.
+    pub aliases: Vec<String>,
+    /// Values for fields that a request leaves out.
+    pub defaults: SamplingDefaults,
+    /// Seeds for requests that bring none.
+    pub seeds: SeedSource,
+    /// Requests whose text is worked on at once: the cores that may be taken from the engine.
+    pub text_threads: usize,
+    /// How long running requests may take to finish once the server was told to stop.
+    pub drain: Duration,
+}
+
+/// Sampling where a request says nothing. The default is the OpenAI API's; a checkpoint's
+/// `generation_config.json` may say otherwise.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SamplingDefaults {
+    /// See [`atom_base::SamplingParams::temperature`].
+    pub temperature: f32,
+    /// See [`atom_base::SamplingParams::top_p`].
+    pub top_p: f32,
+    /// See [`atom_base::SamplingParams::top_k`].
+    pub top_k: u32,
+    /// See [`atom_base::SamplingParams::min_p`].
+    pub min_p: f32,
+    /// See [`atom_base::SamplingParams::repetition_penalty`].
+    pub repetition_penalty: f32,
+}
+
+/// Seeds for requests that bring none: a sequence that the start seed determines.
+#[derive(Debug)]
+pub struct SeedSource {
+    start: u64,
+    drawn: AtomicU64,
+}
+
+impl Server {
+    /// Puts the parts together. Nothing listens until [`serve`](crate::serve).
+    ///
+    /// Panics when `options.text_threads` is 0: no request could ever be read.
+    pub fn new(engine: Arc<dyn Engine>, text: TextModel, options: ServerOptions) -> Arc<Self> {
+        assert!(options.text_threads > 0, "a server without text threads reads no request");
+        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Arc::new(Self {
+            engine,
+            text: Arc::new(text),
+            text_threads: Arc::new(Semaphore::new(options.text_threads)),
+            instance: mix(options.seeds.start, started.as_nanos() as u64),
+            started_s: started.as_secs(),
+            options,
+            metrics: Arc::new(ServeMetrics::new()),
+            ids: RequestIds::default(),
+            phases: Phases::new(),
+        })
+    }
+
+    /// All names of the model, the first one first.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(self.options.model.as_str()).chain(self.options.aliases.iter().map(String::as_str))
+    }
+
+    /// The name under which the answer goes out: the one that was asked for, if it is ours.
+    pub(crate) fn resolve_model(&self, asked: Option<String>) -> Result<String, ApiError> {
+        match asked {
+            None => Ok(self.options.model.clone()),
+            Some(name) if self.names().any(|known| known == name) => Ok(name),
+            Some(asked) => {
+                let served = self.names().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(" or ");
+                Err(ApiError::ModelNotFound { asked, served })
+            }
+        }
+    }
+
+    /// Tokens that a request can have at the most: the smaller of the model's context and a lane's cache.
+    pub(crate) fn context(&self) -> usize {
+        let limits = self.engine.limits();
+        limits.max_model_len.min(limits.cache_tokens)
+    }
+
+    /// An id that no other answer has, here, elsewhere or after a restart.
+    pub(crate) fn answer_id(&self, prefix: &str) -> String {
+        format!("{prefix}-{:016x}{:08x}", self.instance, self.ids.next().0)
+    }
+
+    /// Runs work on text (parsing, templates, tokens) where it can't stall the reactor, on a bounded
+    /// number of threads. When the caller goes away the work still ends, and only then gives its
+    /// place to the next.
+    pub(crate) async fn on_text_thread<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Self) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let place = self.text_threads.clone().acquire_owned().await.expect("the semaphore is never closed");
+        let server = self.clone();
+        let joined = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            work(&server)
+        })
+        .await;
+        joined.unwrap_or_else(|error| Err(ApiError::Internal(format!("a text thread failed: {error}"))))
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl ServerOptions {
+    /// A server of `model`, everything else by default: one text thread per core, half a minute to drain.
+    pub fn new(model: impl Into<String>, seeds: SeedSource) -> Self {
+        Self {
+            model: model.into(),
+            aliases: Vec::new(),
+            defaults: SamplingDefaults::default(),
+            seeds,
+            text_threads: std::thread::available_parallelism().map_or(1, usize::from),
+            // What Kubernetes waits before it kills.
+            drain: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Default for SamplingDefaults {
+    fn default() -> Self {
+        Self { temperature: 1.0, top_p: 1.0, top_k: 0, min_p: 0.0, repetition_penalty: 1.0 }
+    }
+}
+
+impl SeedSource {
+    /// The sequence of `start`: draw it from the system for a fresh one, fix it for a repeatable server.
+    pub fn new(start: u64) -> Self {
+        Self { start, drawn: AtomicU64::new(0) }
+    }
+
+    /// The next seed.
+    pub fn draw(&self) -> u64 {
+        mix(self.start, self.drawn.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// The `count`-th number of the sequence of `key`.
+fn mix(key: u64, count: u64) -> u64 {
+    let [low, high, ..] =
+        rng::philox([count as u32, (count >> 32) as u32, 0, 0], [key as u32, (key >> 32) as u32]);
+    u64::from(low) | u64::from(high) << 32
+}
+
+/// Now, in seconds since 1970.
+pub(crate) fn unix_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_start_seed_determines_the_sequence_and_its_numbers_differ() {
+        let draw = |start| {
+            let source = SeedSource::new(start);
+            (0..100).map(|_| source.draw()).collect::<Vec<_>>()
+        };
+        let (one, two) = (draw(1), draw(2));
+        assert_eq!(one, draw(1));
+        let distinct: std::collections::HashSet<_> = one.iter().chain(&two).collect();
+        assert_eq!(distinct.len(), 200);
+    }
+}

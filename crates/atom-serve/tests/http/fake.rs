@@ -1,0 +1,302 @@
+//! An engine that plays scripts, and a server in front of it.
+
+use crate::client::{Client, Response};
+use atom_base::{FinishReason, RequestId, ScoredToken, TokenId};
+use atom_engine::{EngineLimits, Event, Refusal, Request};
+use atom_serve::{
+    Condition, Drained, Engine, EventSender, EventStream, Health, SeedSource, Server, ServerOptions,
+    TextModel, serve,
+};
+use atom_text::{ChatTemplate, GgufVocabulary, Tokenizer, TokenizerSource};
+use serde_json::Value;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::task::JoinHandle;
+
+/// One thing that the engine does for a request.
+#[derive(Clone, Debug)]
+pub(crate) enum Play {
+    Say(Event),
+    /// Waits until the test opens the gate once.
+    Gate,
+    /// Goes away without a terminal event. A script that just ends keeps the request open.
+    Vanish,
+}
+
+type Script = Box<dyn Fn(&Request) -> Vec<Play> + Send + Sync>;
+
+/// Plays `script(request)` for every request.
+pub(crate) struct Fake {
+    limits: EngineLimits,
+    script: Script,
+    pub(crate) gate: Arc<Semaphore>,
+    /// Everything that was taken, in order.
+    pub(crate) taken: Mutex<Vec<Request>>,
+    /// After so many requests, this is the answer.
+    refusal: Mutex<Option<(usize, Refusal)>>,
+    pub(crate) condition: Mutex<Condition>,
+    /// Ids of aborted requests.
+    aborted: watch::Sender<Vec<RequestId>>,
+    /// Scripts that were played to their end.
+    played: Arc<watch::Sender<usize>>,
+}
+
+/// A server on a loopback port.
+pub(crate) struct Site {
+    pub(crate) address: SocketAddr,
+    pub(crate) fake: Arc<Fake>,
+    stop: Option<oneshot::Sender<()>>,
+    serving: JoinHandle<Drained>,
+}
+
+impl Fake {
+    pub(crate) fn new(script: impl Fn(&Request) -> Vec<Play> + Send + Sync + 'static) -> Self {
+        Self {
+            limits: EngineLimits {
+                max_model_len: 1000,
+                cache_tokens: 900,
+                queue_max: 32,
+                max_num_seqs: 8,
+                vocab_size: VOCAB,
+                lanes: 2,
+            },
+            script: Box::new(script),
+            gate: Arc::new(Semaphore::new(0)),
+            taken: Mutex::default(),
+            refusal: Mutex::default(),
+            condition: Mutex::new(Condition::Ready),
+            aborted: watch::Sender::new(Vec::new()),
+            played: Arc::new(watch::Sender::new(0)),
+        }
+    }
+
+    /// Waits until `count` requests were aborted.
+    pub(crate) async fn aborted(&self, count: usize) -> Vec<RequestId> {
+        self.aborted.subscribe().wait_for(|ids| ids.len() >= count).await.unwrap().clone()
+    }
+
+    pub(crate) fn aborted_now(&self) -> usize {
+        self.aborted.borrow().len()
+    }
+
+    /// Waits until `count` scripts were played to their end.
+    pub(crate) async fn played(&self, count: usize) {
+        self.played.subscribe().wait_for(|&played| played >= count).await.unwrap();
+    }
+
+    pub(crate) fn request(&self, at: usize) -> Request {
+        self.taken.lock().unwrap()[at].clone()
+    }
+
+    pub(crate) fn taken_now(&self) -> usize {
+        self.taken.lock().unwrap().len()
+    }
+
+    pub(crate) fn refuse_after(&self, taken: usize, refusal: Refusal) {
+        *self.refusal.lock().unwrap() = Some((taken, refusal));
+    }
+
+    async fn play(
+        script: Vec<Play>,
+        sender: EventSender,
+        gate: Arc<Semaphore>,
+        played: Arc<watch::Sender<usize>>,
+    ) {
+        let mut stays = true;
+        for play in script {
+            match play {
+                Play::Say(event) => {
+                    sender.send(event);
+                }
+                Play::Gate => gate.acquire().await.unwrap().forget(),
+                Play::Vanish => stays = false,
+            }
+        }
+        played.send_modify(|count| *count += 1);
+        if stays {
+            // Keeps the sender, and with it the request, as long as the runtime lives.
+            std::future::pending::<()>().await;
+            drop(sender);
+        }
+    }
+}
+
+impl Engine for Fake {
+    fn limits(&self) -> &EngineLimits {
+        &self.limits
+    }
+
+    fn submit(&self, request: Request) -> Result<EventStream, Refusal> {
+        self.limits.check(&request)?;
+        let mut taken = self.taken.lock().unwrap();
+        if let Some((after, refusal)) = &*self.refusal.lock().unwrap()
+            && taken.len() >= *after
+        {
+            return Err(refusal.clone());
+        }
+        let (id, aborted) = (request.id, self.aborted.clone());
+        let (sender, stream) = EventStream::new(move || aborted.send_modify(|ids| ids.push(id)));
+        let script = (self.script)(&request);
+        tokio::spawn(Self::play(script, sender, self.gate.clone(), self.played.clone()));
+        taken.push(request);
+        Ok(stream)
+    }
+
+    fn health(&self) -> Health {
+        Health { condition: self.condition.lock().unwrap().clone(), lanes: Vec::new() }
+    }
+
+    fn write_metrics(&self, out: &mut String) {
+        out.push_str("# TYPE fake_steps_total counter\nfake_steps_total 7\n");
+    }
+}
+
+impl Site {
+    pub(crate) async fn start(script: impl Fn(&Request) -> Vec<Play> + Send + Sync + 'static) -> Self {
+        Self::start_with(script, |_| {}).await
+    }
+
+    pub(crate) async fn start_with(
+        script: impl Fn(&Request) -> Vec<Play> + Send + Sync + 'static,
+        change: impl FnOnce(&mut ServerOptions),
+    ) -> Self {
+        let fake = Arc::new(Fake::new(script));
+        let mut options = ServerOptions::new("tiny", SeedSource::new(7));
+        options.aliases = vec!["org/tiny-1".into()];
+        change(&mut options);
+        let server = Server::new(fake.clone(), text_model(), options);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let serving = tokio::spawn(serve(listener, server, async {
+            let _ = stopped.await;
+        }));
+        Self { address, fake, stop: Some(stop), serving }
+    }
+
+    pub(crate) async fn client(&self) -> Client {
+        Client::connect(self.address).await
+    }
+
+    /// One request on a connection of its own.
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Response {
+        self.client().await.post(path, body).await
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Response {
+        self.client().await.get(path).await
+    }
+
+    /// Tells the server to drain.
+    pub(crate) fn stop(&mut self) {
+        self.stop.take().unwrap().send(()).unwrap();
+    }
+
+    /// Waits for the end of the drain.
+    pub(crate) async fn ended(self) -> Drained {
+        self.serving.await.unwrap()
+    }
+}
+
+/// Ids below 256 are the bytes; then come the special tokens.
+pub(crate) const IM_START: TokenId = 256;
+pub(crate) const IM_END: TokenId = 257;
+pub(crate) const BOS: TokenId = 258;
+/// The model knows a few more ids than the tokenizer, as padded embeddings do.
+const VOCAB: usize = 264;
+
+pub(crate) fn text_model() -> TextModel {
+    let mut tokens: Vec<String> = byte_alphabet().iter().map(char::to_string).collect();
+    let mut token_types = vec![1; tokens.len()];
+    for special in ["<|im_start|>", "<|im_end|>", "<s>"] {
+        tokens.push(special.into());
+        token_types.push(3);
+    }
+    let vocabulary = GgufVocabulary {
+        model: "gpt2".into(),
+        pre: "gpt-2".into(),
+        tokens,
+        token_types,
+        bos: Some(BOS),
+        eos: Some(IM_END),
+        add_bos: Some(true),
+        chat_template: Some(TEMPLATE.into()),
+        ..Default::default()
+    };
+    let source = TokenizerSource::Gguf(vocabulary);
+    let tokenizer = Arc::new(Tokenizer::load(&source).unwrap());
+    let template = ChatTemplate::load(&source, &tokenizer, None).unwrap();
+    TextModel { tokenizer, template }
+}
+
+const TEMPLATE: &str = "{% for m in messages %}\
+    {% if loop.index0 > 0 and m.role == 'system' %}{{ raise_exception('system comes first') }}{% endif %}\
+    <|im_start|>{{ m.role }}{{ '=' ~ m.name if m.name else '' }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+    {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}{% if hint %}{{ hint }}{% endif %}";
+
+/// How a byte-level vocabulary writes each byte: printable Latin-1 as itself, the rest from U+0100.
+fn byte_alphabet() -> Vec<char> {
+    let mut next = 0x100;
+    (0..=255u8)
+        .map(|byte| match byte {
+            b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
+            _ => {
+                next += 1;
+                char::from_u32(next - 1).unwrap()
+            }
+        })
+        .collect()
+}
+
+/// A token that is worth `-token / 64`, with the alternatives that were asked for: its neighbours.
+pub(crate) fn scored(token: TokenId, top: Option<u8>) -> ScoredToken {
+    let logprob = |token: TokenId| -(token as f32) / 64.0;
+    let mut scored = ScoredToken::bare(token);
+    if let Some(count) = top {
+        scored.logprob = logprob(token);
+        for id in (0..TokenId::from(count)).map(|k| token.saturating_sub(1) + k) {
+            scored.top.push(id, logprob(id));
+        }
+    }
+    scored
+}
+
+/// What a well-behaved engine plays: the prompt's scores if they are asked for, then the tokens up to the
+/// limit.
+pub(crate) fn answer(request: &Request, tokens: &[TokenId]) -> Vec<Play> {
+    let mut plays = vec![Event::Started { cached_tokens: 3 }];
+    if let Some(top) = request.sampling.prompt_logprobs {
+        let scores = request.prompt.iter().enumerate().skip(1);
+        plays.extend(
+            scores.map(|(at, &token)| Event::PromptScored {
+                index: at as u32,
+                scored: scored(token, Some(top)),
+            }),
+        );
+    }
+    let limit = request.stop.max_tokens as usize;
+    let ends = |token: &TokenId| {
+        request.stop.stop_token_ids.contains(token) || (*token == IM_END && !request.stop.ignore_eos)
+    };
+    let end = tokens.iter().position(ends).unwrap_or(tokens.len());
+    plays.extend(
+        tokens[..end.min(limit)].iter().map(|&token| Event::Token(scored(token, request.sampling.logprobs))),
+    );
+    plays.push(Event::Finished(if end < limit { FinishReason::Stop } else { FinishReason::Length }));
+    plays.into_iter().map(Play::Say).collect()
+}
+
+/// A script that answers every request with a text.
+pub(crate) fn says(text: &'static str) -> impl Fn(&Request) -> Vec<Play> + Send + Sync + 'static {
+    move |request| answer(request, &bytes(text))
+}
+
+pub(crate) fn bytes(text: &str) -> Vec<TokenId> {
+    text.bytes().map(TokenId::from).collect()
+}
+
+/// Longer than any test runs, shorter than a hang of the whole suite.
+pub(crate) const DRAIN: Duration = Duration::from_secs(60);
