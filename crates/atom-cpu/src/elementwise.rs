@@ -138,4 +138,4 @@ fn scale_row<S: Lanes>(s: S, x: &[f32], scale: f32, weight: &[f32], out: &mut [f
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

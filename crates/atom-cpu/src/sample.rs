@@ -1,19 +1,25 @@
 //! The end of a step: from a row of logits to a token and its log-probability.
 //!
-//! The order is vLLM's: log-probabilities are those of the model, before anything is changed; then
-//! `logit_bias`, repetition, frequency and presence penalties, temperature, `min_p`, `top_k`, `top_p`,
-//! and one draw. A row's result depends on that row, its parameters and its slot's history only: sums
-//! run in a fixed order, and the draw is keyed by (seed, choice, position).
+//! In this order: log-probabilities are taken of the model's own logits; then repetition, frequency
+//! and presence penalties; `logit_bias`; temperature (0 takes the largest, of equals the lowest id);
+//! `min_p`, `top_k`, `top_p`, each on what the one before it left; and one draw, keyed by (seed, choice,
+//! position).
+//!
+//! A token's weight `e^((logit - largest) / temperature)` becomes a whole number of 2^-40, so that sums
+//! of weights are exact: no order, no instruction set and no neighbour can change which token a draw
+//! falls on. A row's result depends on that row, its parameters and its slot's history only.
 
 mod choose;
 mod history;
+mod keys;
+mod passes;
 mod score;
 
 use crate::isa::Isa;
 use atom_base::{OutRow, ScoredToken, SlotLoad};
 use atom_ops::{OpsError, Reserve};
-use choose::Candidate;
 use history::History;
+use keys::Key;
 use std::sync::{Mutex, PoisonError};
 
 /// Per-slot history and per-worker scratch, all of it reserved before the first step.
@@ -25,25 +31,28 @@ pub(crate) struct Sampler {
 
 /// What one worker needs for one row.
 struct Scratch {
-    raw: Vec<f32>,              // [vocab], logits before anything is changed
-    candidates: Vec<Candidate>, // [vocab]
+    raw: Vec<f32>,    // [vocab], logits before anything is changed
+    keys: Vec<Key>,   // [vocab], tokens that are still in play
+    masses: Vec<u64>, // [vocab / BLOCK], weight of each block of tokens
 }
 
 impl Sampler {
     /// Room for every slot and `workers` rows at a time.
     pub(crate) fn new(isa: Isa, workers: usize, reserve: &Reserve) -> Result<Self, OpsError> {
+        let vocab = reserve.vocab;
         let scratch = || {
-            let mut scratch = Scratch { raw: Vec::new(), candidates: Vec::new() };
-            scratch.raw.try_reserve_exact(reserve.vocab)?;
-            scratch.candidates.try_reserve_exact(reserve.vocab)?;
+            let mut scratch = Scratch { raw: Vec::new(), keys: Vec::new(), masses: Vec::new() };
+            scratch.raw.try_reserve_exact(vocab)?;
+            scratch.keys.try_reserve_exact(keys::room(vocab))?;
+            scratch.masses.try_reserve_exact(vocab.div_ceil(passes::BLOCK))?;
             Ok(Mutex::new(scratch))
         };
         let no_room = |_: std::collections::TryReserveError| {
-            OpsError::Memory(format!("no room to sample from {} tokens in {workers} threads", reserve.vocab))
+            OpsError::Memory(format!("no room to sample from {vocab} tokens in {workers} threads"))
         };
         Ok(Self {
             isa,
-            history: History::new(reserve.slots, reserve.vocab)?,
+            history: History::new(reserve.slots, vocab)?,
             scratch: (0..workers).map(|_| scratch()).collect::<Result<_, _>>().map_err(no_room)?,
         })
     }
@@ -53,41 +62,41 @@ impl Sampler {
         loads.iter().for_each(|load| self.history.load(load));
     }
 
-    /// Chooses or scores one row's token. `logits` is overwritten. Two rows of one step that sample
-    /// never share a slot.
+    /// Chooses or scores one row's token; [`ScoredToken::NOT_A_NUMBER`] if a logit is NaN or the largest
+    /// one infinite. `logits` may be overwritten. Two rows of one step that sample never share a slot.
     pub(crate) fn sample(&self, worker: usize, out: &OutRow, logits: &mut [f32]) -> ScoredToken {
-        let Some(most) = score::largest(self.isa, logits) else { return ScoredToken::NOT_A_NUMBER };
+        let isa = self.isa;
         let params = &*out.params;
+        let Some(peak) = passes::peak(isa, logits) else { return ScoredToken::NOT_A_NUMBER };
+        let scratch = &mut *self.scratch[worker].lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(target) = out.target {
             let top = params.prompt_logprobs.unwrap_or(0);
-            return score::score(self.isa, logits, most, target, top);
+            return score::score(isa, logits, peak, target, top, &mut scratch.keys);
         }
-        let scratch = &mut *self.scratch[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        if params.logprobs.is_some() {
+        let changes = params.has_penalties() || !params.logit_bias.is_empty();
+        if changes && params.logprobs.is_some() {
             scratch.raw.clear();
             scratch.raw.extend_from_slice(logits);
         }
-        let mut changed = false;
-        for &(token, bias) in &params.logit_bias {
-            logits[token as usize] += bias;
-            changed = true;
-        }
         if params.has_penalties() {
             self.history.penalise(out.slot, params, logits);
-            changed = true;
         }
-        let changed_most = if changed { score::largest(self.isa, logits) } else { Some(most) };
-        let Some(changed_most) = changed_most else { return ScoredToken::NOT_A_NUMBER };
+        for &(token, bias) in &params.logit_bias {
+            logits[token as usize] += bias;
+        }
+        let changed = if changes { passes::peak(isa, logits) } else { Some(peak) };
+        let Some(changed) = changed else { return ScoredToken::NOT_A_NUMBER };
         let token = if params.temperature == 0.0 {
-            score::first_at(logits, changed_most)
+            changed.token
         } else {
-            choose::choose(self.isa, logits, changed_most, params, out.position, &mut scratch.candidates)
+            choose::choose(isa, logits, changed, params, out.position, scratch)
         };
         if params.has_penalties() {
             self.history.count(out.slot, token);
         }
+        let raw = if changes { &scratch.raw } else { &*logits };
         match params.logprobs {
-            Some(top) => score::score(self.isa, &scratch.raw, most, token, top),
+            Some(top) => score::score(isa, raw, peak, token, top, &mut scratch.keys),
             None => ScoredToken::bare(token),
         }
     }

@@ -1,2 +1,51 @@
-//! Under construction.
+//! A seeded world: N lanes, faults, a virtual clock and a cost model, around the scheduler, the
+//! settling and the exchange that ship.
+//!
+//! Nothing of what is under simulation is copied or patched: [`atom_engine::Scheduler`] plans,
+//! [`atom_group::settle`] decides. What is simulated is the rest.
+//!
+//! * [`FakeModel`]: the next token is a hash of all tokens before it, so a request alone has one right
+//!   [`Answer`];
+//! * [`FakeDevice`]: page tables and a KV cache as a rank keeps them. The hash is read back through
+//!   them, and each read, write and overlap is checked, so a fault in pages, tables, prefix cache,
+//!   chunks or preemption becomes a [`Broken`] or a wrong token;
+//! * [`Lane`]: a scheduler over such a device, with a [`Ledger`] that compares each event with the
+//!   right answer, and checks of order, grants and counters around each call;
+//! * [`Member`]: a lane with its copy of the group's state;
+//! * [`World`]: members in lock step, disturbed by a script drawn from the seed: uneven load, aborts,
+//!   preemptions, late lanes, lane faults, and the calamities that end a group;
+//! * [`run_seeds`]: many worlds and one [`Report`]. A failing seed says how to repeat it.
+//!
+//! ```
+//! use atom_sim::{WorldArgs, WorldOptions, run_seeds};
+//! let options = WorldOptions::new(WorldArgs { lanes: 2, requests: 8, ..WorldArgs::default() })?;
+//! let report = run_seeds(0..3, &options);
+//! assert!(report.failures.is_empty(), "{report}");
+//! # Ok::<(), atom_sim::ArgsError>(())
+//! ```
+//!
+//! This crate never waits, reads no clock and starts no thread: equal seeds give equal worlds.
+
 #![forbid(unsafe_code)]
+
+mod broken;
+mod device;
+mod dice;
+mod lane;
+mod ledger;
+mod member;
+mod model;
+mod options;
+mod report;
+mod script;
+mod world;
+
+pub use broken::Broken;
+pub use device::{FakeDevice, Operation, Recording};
+pub use lane::Lane;
+pub use ledger::{Account, Ledger};
+pub use member::Member;
+pub use model::{Answer, Context, Ending, FakeModel};
+pub use options::{ArgsError, CostModel, WorldArgs, WorldOptions, parse_seeds};
+pub use report::{Counts, Failure, Report, run_seeds};
+pub use world::World;

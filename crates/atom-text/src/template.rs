@@ -7,15 +7,20 @@ mod library;
 use crate::content::kind;
 use crate::{TextError, Tokenizer, TokenizerSource};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::{Environment, Error, ErrorKind, Value};
+use minijinja::{Environment, Error, ErrorKind, State, Value};
 use serde_json::{Map, Value as Json};
 use std::fmt;
 use std::io;
 
-/// Work of one rendering, in units of the template engine: about one per instruction and one per 64 bytes.
-/// A thousand messages with tools take some ten thousand; a prompt of 32 MiB, which a template may copy a
-/// dozen times, takes six million.
-const FUEL: u64 = 10_000_000;
+/// Work that a rendering may do whatever the request, in units of the template engine: one per instruction
+/// and one per 64 bytes made or read. It bounds memory too, to 64 MB.
+const FUEL_BASE: u64 = 1_000_000;
+
+/// Work on top of that for each JSON value of the request. Published templates take some 100 a message.
+const FUEL_PER_VALUE: u64 = 1_000;
+
+/// Bytes of the request's text that pay for one unit: sixteen copies of it all. Published templates make five.
+const BYTES_PER_FUEL: u64 = 4;
 
 /// Bytes of one rendered prompt: a request's whole body and as much again for the template's own text.
 const OUTPUT_BYTES_MAX: usize = 2 * atom_base::limits::BODY_BYTES_MAX;
@@ -25,6 +30,10 @@ const OUTPUT_BYTES_MAX: usize = 2 * atom_base::limits::BODY_BYTES_MAX;
 /// The environment is that of Python's transformers: blocks take their line break and indentation with
 /// them, methods of Python's strings and dicts work, `raise_exception`, `strftime_now` and a `tojson` that
 /// doesn't escape for HTML are there, `break` and `continue` too, and `{% generation %}` marks nothing.
+///
+/// Loops, recursion, strings and output are bounded by the size of the request, so that neither a template
+/// nor a message can keep a server busy. What the engine's accounting doesn't see are lists that a template
+/// nests in or adds to themselves over and over: a template is trusted that far, as part of its checkpoint.
 pub struct ChatTemplate {
     environment: Environment<'static>,
     /// `bos_token` and the like, for templates that print them.
@@ -77,10 +86,13 @@ impl ChatTemplate {
         self.environment.get_template(library::DEFAULT).is_ok()
     }
 
-    /// The prompt for a chat. Bounded in work and in output, whatever the template does.
+    /// The prompt for a chat.
     pub fn render(&self, input: &TemplateInput) -> Result<String, TextError> {
         check_shape(input)?;
-        let named = |name| self.environment.get_template(name).ok();
+        let fuel = fuel(input);
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(fuel));
+        let named = |name| environment.get_template(name).ok();
         let template = input
             .tools
             .and_then(|_| named(library::TOOL_USE))
@@ -92,7 +104,7 @@ impl ChatTemplate {
             Ok(()) => String::from_utf8(out.bytes)
                 .map_err(|error| TextError::TemplateFailed { reason: error.to_string() }),
             Err(_) if out.is_over => Err(TextError::TemplateOutput { max: OUTPUT_BYTES_MAX }),
-            Err(error) => Err(classify(&error)),
+            Err(error) => Err(classify(&error, fuel)),
         }
     }
 
@@ -160,14 +172,62 @@ fn environment() -> Result<Environment<'static>, TextError> {
         .map_err(|error| TextError::TemplateSyntax { reason: error.to_string() })?;
     let mut environment = Environment::new();
     environment.set_syntax(syntax);
-    environment.set_fuel(Some(FUEL));
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_unknown_method_callback(method);
     environment.add_filter("tojson", json::tojson);
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         let error = Error::new(ErrorKind::InvalidOperation, "raise_exception");
         Err(error.with_source(Refusal(message)))
     });
     Ok(environment)
+}
+
+/// Methods of Python's strings, lists and dicts. What can make much more text than it was given is paid or
+/// refused before it is made.
+fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+    match (name, value.as_str(), args.first()) {
+        ("join", Some(separator), Some(items)) => {
+            let bytes = items.try_iter()?.map(|item| item.as_str().map_or(0, str::len) + separator.len());
+            state.consume_fuel(bytes.fold(0, usize::saturating_add) as u64 / 64)?;
+        }
+        ("format", Some(format), _) => check_widths(format)?,
+        _ => {}
+    }
+    minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
+}
+
+/// Characters of one formatted field.
+const WIDTH_MAX: usize = 1_000;
+
+/// Refuses numbers in a format string that are no width or precision of an honest one.
+fn check_widths(format: &str) -> Result<(), Error> {
+    let numbers = format.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
+    match numbers
+        .into_iter()
+        .find(|digits| digits.parse().is_ok_and(|number: usize| number <= WIDTH_MAX) == false)
+    {
+        None => Ok(()),
+        Some(digits) => Err(Error::new(
+            ErrorKind::InvalidOperation,
+            format!("a format string asks for {digits} characters; at most {WIDTH_MAX} are written"),
+        )),
+    }
+}
+
+/// The budget of a rendering.
+fn fuel(input: &TemplateInput) -> u64 {
+    let mut cost = FUEL_BASE;
+    let mut pending: Vec<&Json> = [Some(input.messages), input.tools].into_iter().flatten().collect();
+    pending.extend(input.kwargs.into_iter().flat_map(Map::values));
+    while let Some(value) = pending.pop() {
+        cost += FUEL_PER_VALUE;
+        match value {
+            Json::String(text) => cost += text.len() as u64 / BYTES_PER_FUEL,
+            Json::Array(items) => pending.extend(items),
+            Json::Object(entries) => pending.extend(entries.values()),
+            Json::Null | Json::Bool(_) | Json::Number(_) => {}
+        }
+    }
+    cost
 }
 
 /// The argument of `raise_exception`, on its way out.
@@ -198,14 +258,14 @@ impl io::Write for BoundedOutput {
 }
 
 /// What a failed rendering means. The engine wraps errors of macros and calls, so the whole chain counts.
-fn classify(error: &Error) -> TextError {
+fn classify(error: &Error, fuel: u64) -> TextError {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(current) = cause {
         if let Some(Refusal(message)) = current.downcast_ref() {
             return TextError::TemplateRefused { message: message.clone() };
         }
         if current.downcast_ref::<Error>().is_some_and(|error| error.kind() == ErrorKind::OutOfFuel) {
-            return TextError::TemplateFuel { fuel: FUEL };
+            return TextError::TemplateFuel { fuel };
         }
         cause = current.source();
     }

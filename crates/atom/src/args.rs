@@ -256,17 +256,21 @@ pub(crate) enum BenchCommand {
 
 #[derive(Args, Debug)]
 pub(crate) struct SimArgs {
-    /// First seed.
-    #[arg(long, default_value_t = 0)]
-    pub(crate) seed: u64,
-
-    /// How many seeds.
-    #[arg(long, default_value_t = 1000)]
-    pub(crate) seeds: u64,
+    /// Worlds to run: a range such as 0..1000, or one seed.
+    #[arg(long, default_value = "0..1000")]
+    pub(crate) seeds: String,
 
     /// Lanes of the simulated group.
     #[arg(long, default_value_t = 4)]
     pub(crate) lanes: usize,
+
+    /// Requests that arrive in each world.
+    #[arg(long, default_value_t = 32)]
+    pub(crate) requests: usize,
+
+    /// No aborts, preemptions, late or faulty lanes.
+    #[arg(long)]
+    pub(crate) no_faults: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

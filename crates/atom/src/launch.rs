@@ -5,7 +5,7 @@ use crate::args::{ActivationsArg, EngineArgs, IsaArg, KvCacheDType};
 use crate::models;
 use crate::text::Text;
 use anyhow::{Context, Result, bail, ensure};
-use atom_base::{Mesh, MeshArgs, TokenId};
+use atom_base::{Mesh, MeshArgs, Seat, TokenId};
 use atom_cpu::{Activations, CpuBackend, CpuOptions, Isa, WeightShare};
 use atom_engine::SchedulerConfig;
 use atom_group::{Lattice, LatticeArgs};
@@ -40,16 +40,16 @@ pub(crate) fn launch(args: &EngineArgs) -> Result<Running> {
     tracing::info!("{}: {}", model.served_name, checkpoint.description());
     let threads = Threads::new(args)?;
     let config = host_config(args, &checkpoint, &text, &threads)?;
-    let options = CpuOptions {
-        threads: threads.per_rank,
-        isa: args.isa.map(isa),
-        activations: match args.activations {
-            ActivationsArg::Int8 => Activations::Int8,
-            ActivationsArg::F32 => Activations::F32,
-        },
-        share: WeightShare::new(),
+    let (isa, per_rank, share) = (args.isa.map(isa), threads.per_rank, Arc::new(WeightShare::new()));
+    let activations = match args.activations {
+        ActivationsArg::Int8 => Activations::Int8,
+        ActivationsArg::F32 => Activations::F32,
     };
-    let backend = move |_: &atom_base::Seat| Ok(Box::new(CpuBackend::new(&options)?) as Box<dyn Backend>);
+    let backend = move |_: &Seat| {
+        let options =
+            CpuOptions { threads: per_rank, isa, activations, share: Arc::clone(&share), cores: Vec::new() };
+        Ok(Box::new(CpuBackend::new(options)?) as Box<dyn Backend>)
+    };
     let host = Host::start(&config, &checkpoint, backend, progress(config.mesh.ranks()))?;
     tracing::info!("ready in {:.2} s", start.elapsed().as_secs_f64());
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);

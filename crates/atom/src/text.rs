@@ -7,10 +7,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Everything that turns text into tokens and back.
-#[derive(Clone)]
 pub(crate) struct Text {
     pub(crate) tokenizer: Arc<Tokenizer>,
-    pub(crate) template: Arc<ChatTemplate>,
+    pub(crate) template: ChatTemplate,
 }
 
 impl Text {
@@ -24,7 +23,7 @@ impl Text {
         });
         let template = ChatTemplate::load(&source, &tokenizer, own.transpose()?.as_deref())
             .context("loading the chat template")?;
-        Ok(Self { tokenizer: Arc::new(tokenizer), template: Arc::new(template) })
+        Ok(Self { tokenizer: Arc::new(tokenizer), template })
     }
 }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Barrier;
 
 /// A model's attention, and how it is run.
-#[derive(Clone)]
+#[derive(Clone, Copy, Debug)]
 struct Setup {
     isa: Isa,
     workers: usize,
@@ -52,13 +52,7 @@ impl Setup {
         let half = self.rotated / 2;
         let frequencies = (0..half).map(|i| 10_000f32.powf(-(i as f32) / half as f32)).collect();
         let rotary = Rotary { frequencies, dim: self.rotated, pairs: self.pairs, magnitude: 1.25 };
-        let AttentionSpec { q_heads, kv_heads, head_dim, .. } = AttentionSpec {
-            q_heads: self.q_heads,
-            kv_heads: self.kv_heads,
-            head_dim: self.head_dim,
-            scale: 0.0,
-            rotary: rotary.clone(),
-        };
+        let &Self { q_heads, kv_heads, head_dim, .. } = self;
         AttentionSpec { q_heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), rotary }
     }
 
@@ -83,36 +77,45 @@ impl Setup {
             .unwrap();
         let stride = longest.div_ceil(self.page_size);
         let rows_max = steps.iter().map(|step| step.iter().map(|(_, rows)| rows).sum()).max().unwrap();
-        let pages = 1 + sequences * stride;
-        let reserve = Reserve {
-            top: StepShape { rows: rows_max, out_rows: 1, lanes: 1 },
+        let (mut attention, entries) = self.reserve(sequences, longest, rows_max);
+        let mut lengths = vec![0; sequences];
+        let mut outputs = Outputs::new();
+        for step in steps {
+            self.step(&mut attention, &entries, stride, step, &mut lengths, &mut outputs, &|_, _, _| {});
+        }
+        outputs
+    }
+
+    fn reserved(&self, sequences: usize, longest: usize, rows: usize) -> Reserve {
+        let stride = longest.div_ceil(self.page_size);
+        Reserve {
+            top: StepShape { rows, out_rows: 1, lanes: 1 },
             layers: 2,
             attention: Arc::new(self.spec()),
             page_size: self.page_size,
-            pages,
+            pages: 1 + sequences * stride,
             pages_per_sequence: stride,
             kv_dtype: self.dtype,
             slots: 1 + sequences,
             vocab: 1,
             samples: false,
             poison: true,
-        };
-        let mut attention = Attention::new(self.isa, self.workers, &reserve).unwrap();
-        (0..pages).for_each(|page| attention.poison_page(page));
-        // Pages in an order that is not the sequence's; slot 0 and page 0 belong to nobody.
-        let mut entries = vec![0u32; (1 + sequences) * stride];
-        for (i, entry) in entries[stride..].iter_mut().enumerate() {
-            *entry = 1 + ((i * 7 + 3) % (sequences * stride)) as u32;
-            assert!(!(sequences * stride).is_multiple_of(7), "7 must not divide the number of pages");
         }
-        let mut lengths = vec![0; sequences];
-        let mut outputs = Outputs::new();
-        for step in steps {
-            self.step(&mut attention, &entries, stride, step, &mut lengths, &mut outputs);
-        }
-        outputs
     }
 
+    /// Attention whose pages are all poisoned, and page tables for the sequences. Slot 0 and page 0
+    /// belong to nobody.
+    fn reserve(&self, sequences: usize, longest: usize, rows: usize) -> (Attention, Vec<u32>) {
+        let reserve = self.reserved(sequences, longest, rows);
+        let mut attention = Attention::new(self.isa, self.workers, &reserve).unwrap();
+        (0..reserve.pages).for_each(|page| attention.poison_page(page));
+        // Neighbours in a sequence are no neighbours in memory.
+        let (stride, leased) = (reserve.pages_per_sequence, reserve.pages as u32 - 1);
+        let order = (0..leased).step_by(2).chain((1..leased).step_by(2)).map(|page| 1 + page);
+        (attention, std::iter::repeat_n(0, stride).chain(order).collect())
+    }
+
+    #[allow(clippy::too_many_arguments)]
     fn step(
         &self,
         attention: &mut Attention,
@@ -121,6 +124,7 @@ impl Setup {
         step: &Step,
         lengths: &mut [usize],
         outputs: &mut Outputs,
+        change: &dyn Fn(usize, usize, &mut [f32]),
     ) {
         let tables = PageTables { entries, stride };
         let (mut spans, mut places) = (Vec::new(), Vec::new());
@@ -149,7 +153,12 @@ impl Setup {
             lane: 0,
         };
         attention.begin_step(&inputs);
-        let mut qkv: Vec<f32> = places.iter().flat_map(|&(s, p)| self.row(s, p)).collect();
+        let mut qkv = Vec::new();
+        for &(sequence, position) in &places {
+            let mut row = self.row(sequence, position);
+            change(sequence, position, &mut row);
+            qkv.extend(row);
+        }
         let mut out = vec![f32::NAN; places.len() * self.q_heads * self.head_dim];
         self.work(attention, &inputs, &mut qkv, &mut out);
         for (place, out) in places.iter().zip(out.chunks(self.q_heads * self.head_dim)) {
@@ -213,16 +222,218 @@ impl Setup {
                 x.iter_mut().zip(weight).for_each(|(x, &w)| *x *= f64::from(w) / (mean + 1e-5).sqrt());
             }
             for (i, &frequency) in spec.rotary.frequencies.iter().enumerate() {
-                let (a, b) =
-                    if self.pairs { (2 * i, 2 * i + 1) } else { (i, i + self.rotated / 2) };
+                let (a, b) = if self.pairs { (2 * i, 2 * i + 1) } else { (i, i + self.rotated / 2) };
                 let (sin, cos) = (position as f64 * f64::from(frequency)).sin_cos();
-                let (x, y) = (x_at(x, a), x_at(x, b));
                 let magnitude = f64::from(spec.rotary.magnitude);
-                let (turned_x, turned_y) = ((x * cos - y * sin) * magnitude, (y * cos + x * sin) * magnitude);
-                (row_set(&mut *x_mut(x, 0.0)), ()) ;
-                let _ = (turned_x, turned_y);
+                (x[a], x[b]) = ((x[a] * cos - x[b] * sin) * magnitude, (x[b] * cos + x[a] * sin) * magnitude);
             }
         }
         row
     }
+}
+
+fn assert_same_bits(what: &str, got: &Outputs, expected: &Outputs) {
+    for (place, got) in got {
+        let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(got), bits(&expected[place]), "{what}: (sequence, position) {place:?}");
+    }
+}
+
+#[test]
+fn attention_matches_f64() {
+    let base = Setup::default();
+    let shapes = [
+        Setup { q_heads: 1, kv_heads: 1, head_dim: 8, rotated: 8, ..base },
+        Setup { q_heads: 9, kv_heads: 3, head_dim: 64, rotated: 64, pairs: true, ..base },
+        Setup { q_heads: 8, kv_heads: 8, head_dim: 32, rotated: 12, qk_norm: true, ..base },
+        Setup { q_heads: 7, kv_heads: 1, head_dim: 24, rotated: 24, pairs: true, qk_norm: true, ..base },
+        Setup { q_heads: 10, kv_heads: 2, head_dim: 128, rotated: 64, page_size: 32, ..base },
+        Setup { q_heads: 24, kv_heads: 2, head_dim: 256, rotated: 256, page_size: 64, ..base },
+    ];
+    for shape in shapes {
+        for (dtype, tolerance) in [(KvDType::F32, 2e-6), (KvDType::F16, 1e-3), (KvDType::BF16, 8e-3)] {
+            let setup = Setup { dtype, ..shape };
+            let outputs = setup.run(&[vec![(0, 37)], vec![(0, 250)], vec![(0, 1)]]);
+            assert_eq!(outputs.len(), 288);
+            for position in [0, 1, 15, 16, 36, 37, 255, 256, 287] {
+                let exact = setup.exact(0, position);
+                for (got, exact) in outputs[&(0, position)].iter().zip(exact) {
+                    let error = (f64::from(*got) - exact).abs();
+                    assert!(error < tolerance, "{setup:?} at {position}: {got} instead of {exact}");
+                }
+            }
+        }
+    }
+}
+
+/// Schedules that compute the same rows in different company.
+fn schedules() -> Vec<(&'static str, Vec<Step>)> {
+    let mut single = vec![vec![(0, 530)]];
+    single.extend((0..3).map(|_| vec![(0, 1)]));
+    let mut chunks: Vec<Step> = [1, 15, 16, 17, 200, 7, 256, 18].map(|rows| vec![(0, rows)]).to_vec();
+    chunks.extend((0..3).map(|_| vec![(0, 1)]));
+    let together = vec![
+        vec![(1, 40), (0, 255), (2, 3)],
+        vec![(2, 1), (1, 1), (0, 2)],
+        vec![(0, 273), (1, 300)],
+        vec![(2, 1), (0, 1), (1, 1)],
+        vec![(0, 1), (1, 1)],
+        vec![(1, 5), (0, 1), (2, 90)],
+    ];
+    vec![("alone", single), ("in chunks", chunks), ("among others", together)]
+}
+
+#[test]
+fn bits_depend_on_nothing_but_the_sequence() {
+    for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16] {
+        let base = Setup { dtype, qk_norm: true, isa: Isa::Portable, ..Setup::default() };
+        let expected = base.run(&schedules()[2].1);
+        for isa in supported() {
+            for (what, steps) in schedules() {
+                for (workers, page_size) in [(1, 16), (3, 64), (8, 32)] {
+                    let setup = Setup { isa, workers, page_size, ..base };
+                    assert_same_bits(&format!("{what}, {setup:?}"), &setup.run(&steps), &expected);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cut_decode_gives_the_bits_of_one_worker() {
+    let steps = [vec![(0, 900)], vec![(0, 1)], vec![(0, 1)]];
+    for isa in supported() {
+        let one = Setup { isa, dtype: KvDType::F16, ..Setup::default() };
+        let expected = one.run(&steps);
+        for workers in [2, 5] {
+            let setup = Setup { workers, ..one };
+            let mut plan = Plan::new(900, 3, 2, workers, 10_000);
+            plan.cut(&[Span { slot: SlotId(1), first_row: 0, rows: 1, start: 900 }]);
+            assert_eq!(plan.tiles().len(), 4, "four partitions are cut apart for {workers} workers");
+            assert_same_bits(&format!("{setup:?}"), &setup.run(&steps), &expected);
+        }
+    }
+}
+
+#[test]
+fn a_row_of_nan_stays_in_its_sequence() {
+    let setup = Setup { dtype: KvDType::F16, ..Setup::default() };
+    let steps = [vec![(0, 30), (1, 30)], vec![(1, 1), (0, 1)]];
+    let clean = setup.run(&steps);
+    assert!(clean.values().flatten().all(|x| x.is_finite()), "poisoned memory was read");
+    // Huge values overflow halves to infinity: from position 20 on, and not before, the sequence breaks.
+    let (mut attention, entries) = setup.reserve(2, 31, 60);
+    let mut broken = Outputs::new();
+    let mut lengths = [0, 0];
+    for step in &steps {
+        setup.step(&mut attention, &entries, 2, step, &mut lengths, &mut broken, &|sequence, position, row| {
+            if (sequence, position) == (1, 20) {
+                row.iter_mut().for_each(|x| *x *= 1e6);
+            }
+        });
+    }
+    for ((sequence, position), out) in &broken {
+        let (sequence, position) = (*sequence, *position);
+        if sequence == 0 || position < 20 {
+            assert_eq!(*out, clean[&(sequence, position)], "sequence {sequence}, position {position}");
+        } else {
+            assert!(out.iter().any(|x| !x.is_finite()), "position {position} does not show it");
+        }
+    }
+}
+
+#[test]
+fn far_positions_turn_by_the_exact_angle() {
+    let frequencies: Vec<f32> = (0..64).map(|i| 10_000f32.powf(-i as f32 / 64.0)).collect();
+    let rotary = Rotary { frequencies: frequencies.clone(), dim: 128, pairs: false, magnitude: 1.5 };
+    let mut table = RotaryTable::new(&rotary, 131_072, 4);
+    let positions = [0, 255, 256, 131_071];
+    table.fill(&positions);
+    for (row, position) in positions.into_iter().enumerate() {
+        for isa in supported() {
+            let mut head = noise(7, 128);
+            let before = head.clone();
+            dispatch(isa, Turn { table: &table, row, head: &mut head });
+            for i in 0..64 {
+                let (sin, cos) = (f64::from(position) * f64::from(frequencies[i])).sin_cos();
+                let (x, y) = (f64::from(before[i]), f64::from(before[i + 64]));
+                assert!((f64::from(head[i]) - (x * cos - y * sin) * 1.5).abs() < 4e-7, "{position} {i}");
+                assert!((f64::from(head[i + 64]) - (y * cos + x * sin) * 1.5).abs() < 4e-7, "{position} {i}");
+            }
+        }
+    }
+}
+
+struct Turn<'a> {
+    table: &'a RotaryTable,
+    row: usize,
+    head: &'a mut [f32],
+}
+
+impl Kernel for Turn<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self, s: S) {
+        self.table.rotate(s, self.row, self.head);
+    }
+}
+
+#[test]
+fn tiles_cover_every_pair_and_partition_once_within_what_is_reserved() {
+    let draw = |i: u32, below: f32| (atom_base::rng::uniform(9, 0, i, 0) * below) as u32;
+    for seed in 0..300u32 {
+        let (workers, group, kv_heads) =
+            (1 + seed as usize % 9, 1 + draw(seed, 13.0) as usize, 1 + draw(seed + 1, 9.0) as usize);
+        let partials_max = [0, 500, 1 << 20][seed as usize % 3];
+        let mut plan = Plan::new(512, group, kv_heads, workers, partials_max);
+        let (mut spans, mut first_row) = (Vec::new(), 0);
+        while first_row < 512 {
+            let i = seed * 1000 + first_row;
+            let rows = if draw(i, 2.0) == 0 { 1 } else { 1 + draw(i + 7, 90.0) }.min(512 - first_row);
+            spans.push(Span { slot: SlotId(1), first_row, rows, start: draw(i + 13, 6000.0) });
+            first_row += rows;
+        }
+        spans.truncate(1 + draw(seed + 5, 40.0) as usize);
+        plan.cut(&spans);
+        let mut covered = BTreeMap::new();
+        let mut room = BTreeMap::new();
+        for tile in plan.tiles() {
+            assert!(tile.pairs.len() <= TILE && !tile.pairs.is_empty() && !tile.partitions.is_empty());
+            for pair in tile.pairs.clone() {
+                for partition in tile.partitions.clone() {
+                    assert_eq!(covered.insert((tile.span, pair, partition), ()), None, "covered twice");
+                }
+            }
+            if let Some(split) = tile.split {
+                assert!(split.pending + kv_heads <= plan.pending_max());
+                *room.entry(split.partials).or_insert(0) += tile.partitions.len() * kv_heads * tile.pairs.len();
+            }
+        }
+        let mut end = 0;
+        for (start, len) in room {
+            assert!(start >= end, "partial sums of two tiles overlap");
+            end = start + len;
+        }
+        assert!(end <= partials_max);
+        for (index, span) in spans.iter().enumerate() {
+            for pair in 0..span.rows as usize * group {
+                let position = span.start as usize + pair / group;
+                for partition in 0..=position / PARTITION {
+                    assert!(covered.contains_key(&(index, pair, partition)), "span {index}, pair {pair}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_page_that_cuts_a_vector_and_a_cache_that_fits_nowhere_are_refused_with_the_numbers() {
+    let reserve = |page_size, pages| Reserve { page_size, pages, ..Setup::default().reserved(1, 1, 1) };
+    let refused = |page_size, pages| Attention::new(Isa::Portable, 1, &reserve(page_size, pages)).err();
+    let error = refused(24, 4).expect("24 is no multiple of 16").to_string();
+    assert!(error.contains("24"), "{error}");
+    assert!(refused(0, 4).is_some());
+    let error = refused(16, usize::MAX / 64).expect("no such memory").to_string();
+    assert!(error.contains(&(usize::MAX / 64).to_string()), "{error}");
 }

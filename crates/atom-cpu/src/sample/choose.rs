@@ -1,151 +1,112 @@
-//! The draw: temperature, truncation, and the inverse of the cumulative distribution.
+//! The draw: truncation, and the inverse of the cumulative distribution.
 
-use crate::elementwise::exp::exp;
-use crate::elementwise::lanes::{Kernel, LANES, Lanes, dispatch};
+use super::Scratch;
+use super::keys::{self, Key};
+use super::passes::{self, BLOCK, Peak, Weights};
 use crate::isa::Isa;
 use atom_base::{SamplingParams, TokenId, rng};
-use std::cmp::Ordering;
 
-/// A token that may be drawn, with its weight: its probability times an unknown constant.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Candidate {
-    weight: f32,
-    token: TokenId,
-}
-
-/// Draws one token. `logits` becomes the weights `exp((logit - most) / temperature)`.
+/// Draws one token at a temperature above 0.
 ///
-/// Without truncation the candidates are all tokens in order of id; with it they are the likeliest,
-/// in order of weight and then of id.
-pub(crate) fn choose(
+/// The order (likelier first, then lower id) is total, and every truncation keeps the first of it: so
+/// it leaves a list of keys, which is then drawn from in that order. Where nothing truncates, tokens are
+/// drawn from in order of id.
+pub(super) fn choose(
     isa: Isa,
-    logits: &mut [f32],
-    most: f32,
+    logits: &[f32],
+    peak: Peak,
     params: &SamplingParams,
     position: u32,
-    candidates: &mut Vec<Candidate>,
+    scratch: &mut Scratch,
 ) -> TokenId {
-    dispatch(isa, Weights { logits, most, inverse: 1.0 / params.temperature });
-    let uniform = f64::from(rng::uniform(params.seed, params.choice, position, 0));
-    let weights = &*logits;
-    // The likeliest weight is exactly 1.
-    let floor = if params.min_p > 0.0 { params.min_p } else { 0.0 };
-    let top_k = if params.top_k == 0 { weights.len() } else { (params.top_k as usize).min(weights.len()) };
-    if floor == 0.0 && top_k == weights.len() && params.top_p >= 1.0 {
-        return draw(weights.iter().enumerate().map(|(token, &weight)| (token as TokenId, weight)), uniform);
-    }
-    if top_k < weights.len() {
-        collect(weights, floor, candidates);
-        keep_likeliest(candidates, top_k);
+    let weights = Weights { largest: peak.logit, temperature: params.temperature };
+    let uniform = rng::uniform(params.seed, params.choice, position, 0);
+    let keys = &mut scratch.keys;
+    let top_k = params.top_k as usize;
+    if (1..logits.len()).contains(&top_k) {
+        keys::likeliest(isa, logits, top_k, keys);
+        if params.min_p > 0.0 {
+            let floor = min_p_floor(weights, params.min_p);
+            keys.retain(|key| key.logit() >= floor);
+        }
+    } else if params.min_p > 0.0 {
+        collect(isa, logits, min_p_floor(weights, params.min_p), keys);
     } else if params.top_p < 1.0 {
-        collect_nucleus(weights, floor, params.top_p, candidates);
+        let need = share_of(passes::mass(isa, logits, weights), params.top_p);
+        collect_nucleus(isa, logits, weights, need, keys);
+        let kept = keys::reach(isa, keys, weights, need);
+        keys.truncate(kept);
+        return draw(isa, keys, weights, uniform);
     } else {
-        collect(weights, floor, candidates);
+        return draw_by_id(isa, logits, weights, uniform, &mut scratch.masses);
     }
-    candidates.sort_unstable_by(likelier);
     if params.top_p < 1.0 {
-        let total = if top_k < weights.len() {
-            sum(candidates.iter().map(|c| c.weight))
-        } else {
-            above(weights, floor)
-        };
-        keep_nucleus(candidates, f64::from(params.top_p) * total);
+        let need = share_of(passes::mass_of(isa, keys, weights), params.top_p);
+        let kept = keys::reach(isa, keys, weights, need);
+        keys.truncate(kept);
     }
-    draw(candidates.iter().map(|c| (c.token, c.weight)), uniform)
+    draw(isa, keys, weights, uniform)
 }
 
-/// All tokens whose weight reaches `floor` and isn't zero.
-fn collect(weights: &[f32], floor: f32, candidates: &mut Vec<Candidate>) {
-    candidates.clear();
-    let reaches = |&(_, &weight): &(usize, &f32)| weight > 0.0 && weight >= floor;
-    let candidate = |(token, &weight): (usize, &f32)| Candidate { weight, token: token as TokenId };
-    candidates.extend(weights.iter().enumerate().filter(reaches).map(candidate));
+/// The logit of a token that is `min_p` times as likely as the likeliest, which stays whatever rounding
+/// does to it.
+fn min_p_floor(weights: Weights, min_p: f32) -> f32 {
+    let Weights { largest, temperature } = weights;
+    (f64::from(largest) + f64::from(temperature) * f64::from(min_p).ln()).min(f64::from(largest)) as f32
 }
 
-/// A set that surely holds the nucleus, without sorting the vocabulary: tokens above a threshold that is
-/// lowered until they have enough weight together.
-fn collect_nucleus(weights: &[f32], floor: f32, top_p: f32, candidates: &mut Vec<Candidate>) {
-    let enough = f64::from(top_p) * above(weights, floor);
-    let mut threshold = NUCLEUS_START;
-    loop {
-        collect(weights, threshold.max(floor), candidates);
-        let complete = threshold <= floor.max(f32::MIN_POSITIVE);
-        // A little more than enough, since the sum is made in another order later.
-        if complete || sum(candidates.iter().map(|c| c.weight)) >= enough * (1.0 + 1e-9) {
+/// The least mass that is `top_p` of `total`.
+fn share_of(total: u64, top_p: f32) -> u64 {
+    ((f64::from(top_p) * total as f64).ceil() as u64).clamp(1, total)
+}
+
+/// Tokens whose logits are at least `floor`.
+fn collect(isa: Isa, logits: &[f32], floor: f32, keys: &mut Vec<Key>) {
+    keys.clear();
+    for (index, block) in logits.chunks(BLOCK).enumerate() {
+        passes::collect(isa, block, index * BLOCK, floor, keys);
+    }
+}
+
+/// The likeliest tokens, as many as surely weigh `need`, without sorting the vocabulary.
+fn collect_nucleus(isa: Isa, logits: &[f32], weights: Weights, need: u64, keys: &mut Vec<Key>) {
+    for depth in NUCLEUS_DEPTHS {
+        collect(isa, logits, weights.largest - depth * weights.temperature, keys);
+        if passes::mass_of(isa, keys, weights) >= need {
             return;
         }
-        threshold *= NUCLEUS_STEP;
     }
+    unreachable!("all tokens together weigh at least any part of their weight");
 }
 
-fn above(weights: &[f32], floor: f32) -> f64 {
-    sum(weights.iter().copied().filter(|&w| w >= floor))
+/// The key at which the running weight passes `uniform` of the whole.
+fn draw(isa: Isa, keys: &mut [Key], weights: Weights, uniform: f32) -> TokenId {
+    let target = part_of(passes::mass_of(isa, keys, weights), uniform);
+    let reached = keys::reach(isa, keys, weights, target + 1);
+    keys[reached - 1].token()
 }
 
-/// The smallest set of the likeliest whose weight reaches `enough`; at least one.
-fn keep_nucleus(candidates: &mut Vec<Candidate>, enough: f64) {
-    let mut reached = 0.0;
-    let crossing = candidates.iter().position(|c| {
-        reached += f64::from(c.weight);
-        reached >= enough
-    });
-    if let Some(last) = crossing {
-        candidates.truncate(last + 1);
-    }
+/// The same over all tokens in order of id.
+fn draw_by_id(isa: Isa, logits: &[f32], weights: Weights, uniform: f32, masses: &mut Vec<u64>) -> TokenId {
+    passes::block_masses(isa, logits, weights, masses);
+    let mut left = part_of(masses.iter().sum(), uniform);
+    let mut pass = |mass: u64| {
+        let passed = mass > left;
+        left -= if passed { 0 } else { mass };
+        passed
+    };
+    let block = masses.iter().position(|&mass| pass(mass)).expect("the target is below the sum");
+    let block_logits = &logits[block * BLOCK..][..BLOCK.min(logits.len() - block * BLOCK)];
+    let each = passes::each_mass(isa, block_logits, weights);
+    let token = each.iter().position(|&mass| pass(mass)).expect("a block weighs what its tokens weigh");
+    (block * BLOCK + token) as TokenId
 }
 
-fn keep_likeliest(candidates: &mut Vec<Candidate>, k: usize) {
-    if k < candidates.len() {
-        candidates.select_nth_unstable_by(k - 1, likelier);
-        candidates.truncate(k);
-    }
+/// `total * uniform`, exactly, rounded down: below `total`. A uniform number is a multiple of 2^-24.
+fn part_of(total: u64, uniform: f32) -> u64 {
+    let numerator = (uniform * (1u32 << 24) as f32) as u128;
+    (u128::from(total) * numerator >> 24) as u64
 }
 
-/// By weight, heaviest first, then by id: a total order, so that sorting is deterministic.
-fn likelier(a: &Candidate, b: &Candidate) -> Ordering {
-    b.weight.total_cmp(&a.weight).then(a.token.cmp(&b.token))
-}
-
-fn sum(weights: impl Iterator<Item = f32>) -> f64 {
-    weights.map(f64::from).sum()
-}
-
-/// The token at which the running sum passes `uniform` of the whole.
-fn draw(candidates: impl Iterator<Item = (TokenId, f32)> + Clone, uniform: f64) -> TokenId {
-    let target = uniform * sum(candidates.clone().map(|c| c.1));
-    let mut reached = 0.0;
-    let mut last = 0;
-    for (token, weight) in candidates {
-        if weight > 0.0 {
-            last = token;
-            reached += f64::from(weight);
-            if reached > target {
-                return token;
-            }
-        }
-    }
-    last
-}
-
-struct Weights<'a> {
-    logits: &'a mut [f32],
-    most: f32,
-    inverse: f32,
-}
-
-impl Kernel for Weights<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Lanes>(self, s: S) {
-        let (most, inverse) = (s.splat(self.most), s.splat(self.inverse));
-        let weigh = |x| exp(s, s.mul(s.sub(x, most), inverse));
-        for chunk in self.logits.chunks_mut(LANES) {
-            s.write(weigh(s.read(chunk)), chunk);
-        }
-    }
-}
-
-/// A thousandth of the likeliest: most nuclei end above.
-const NUCLEUS_START: f32 = 1e-3;
-const NUCLEUS_STEP: f32 = 1e-2;
+/// Distances below the likeliest, in temperatures: most nuclei end within the first.
+const NUCLEUS_DEPTHS: [f32; 3] = [4.0, 12.0, f32::INFINITY];

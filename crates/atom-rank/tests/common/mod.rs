@@ -104,7 +104,7 @@ impl Setup {
     }
 
     pub fn cpu(&self) -> impl Fn(&Seat) -> Result<Box<dyn Backend>, OpsError> + Send + Sync + 'static {
-        let (threads, activations, share) = (self.threads, self.activations, WeightShare::new());
+        let (threads, activations, share) = (self.threads, self.activations, Arc::new(WeightShare::new()));
         move |_| {
             let options =
                 CpuOptions { threads, isa: None, activations, share: share.clone(), cores: Vec::new() };

@@ -5,9 +5,11 @@ use serde_json::json;
 
 const CHATML: &str = "\
 {% for message in messages %}
-{% if loop.first and message['role'] != 'system' %}{{ '<|im_start|>system\\nBe kind.<|im_end|>\\n' }}{% endif %}
-{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
-{% endfor %}
+    {% if loop.first and message['role'] != 'system' %}
+        {{- '<|im_start|>system\\nBe kind.<|im_end|>\\n' }}
+    {%- endif %}
+    {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
+{%- endfor %}
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
 /// Headers, a BOS from the tokenizer, trimmed content, a date, and a check of the order of roles.
@@ -197,19 +199,18 @@ fn hostile_templates_are_errors() {
         "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
         "{{ 'a' * 1000000000000 }}",
         "{% set ns = namespace(s='a') %}{% for i in range(100) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
-        "{% set ns = namespace(l=[1]) %}{% for i in range(100) %}{% set ns.l = ns.l + ns.l %}{% endfor %}{{ ns.l|length }}",
         "{{ ('a' * 100000).replace('a', 'b' * 100000) }}",
-        "{% for i in range(100) %}{% set x = ('%0999999d' % 1) if false else '%0999999d'|format(1) %}{% endfor %}\
-         {{ '%099999999999d'|format(1) }}",
+        "{{ '%099999999999d'|format(1) }}",
+        "{{ ''.join(['a' * 1000000] * 10000) }}",
+        "{{ (['a' * 1000000] * 10000)|join }}",
+        "{% for i in range(100000) %}{{ 'abcdefgh' * 2000 }}{% endfor %}",
     ];
     for template in fuel {
         let result = render(template, &messages);
-        assert!(matches!(result, Err(TextError::TemplateFuel { fuel: FUEL })), "{template}: {result:?}");
+        assert!(matches!(result, Err(TextError::TemplateFuel { .. })), "{template}: {result:?}");
     }
     let doubling = format!("{{% set x = [1] %}}{}{{{{ x|tojson }}}}", "{% set x = [x, x] %}".repeat(40));
     assert!(matches!(render(&doubling, &messages), Err(TextError::TemplateFuel { .. })));
-    let output = "{% for i in range(100000) %}{{ 'abcdefgh' * 2000 }}{% endfor %}";
-    assert!(matches!(render(output, &messages), Err(TextError::TemplateOutput { max: OUTPUT_BYTES_MAX })));
     let failed = [
         ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "recursion"),
         ("{% set ns = namespace() %}{% set ns.a = ns %}{{ ns|tojson }}", "nested deeper than"),
@@ -219,6 +220,7 @@ fn hostile_templates_are_errors() {
         ("{{ messages|tojson(separators=1) }}", ""),
         ("{{ messages|tojson(colour='red') }}", "colour"),
         ("{{ strftime_now('%Q') }}", "%Q"),
+        ("{{ '{:>99999999999}'.format(1) }}", "99999999999 characters; at most 1000"),
         ("{{ messages[0].content.no_such_method() }}", "no_such_method"),
         ("{{ unknown_function() }}", "unknown_function"),
     ];
@@ -230,6 +232,14 @@ fn hostile_templates_are_errors() {
             other => panic!("{template}: {other:?}"),
         }
     }
+}
+
+#[test]
+fn output_is_bounded_by_the_largest_request() {
+    let messages = json!([{"role": "user", "content": "x".repeat(atom_base::limits::BODY_BYTES_MAX)}]);
+    let copies = |n: usize| render(&"{{ messages[0].content }}".repeat(n), &messages);
+    assert_eq!(copies(2).unwrap().len(), OUTPUT_BYTES_MAX);
+    assert!(matches!(copies(3), Err(TextError::TemplateOutput { max: OUTPUT_BYTES_MAX })));
 }
 
 #[test]

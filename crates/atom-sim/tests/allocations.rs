@@ -1,0 +1,194 @@
+//! Invariant 12 for what runs on every step: deciding and scheduling allocate nothing.
+
+#![allow(clippy::unwrap_used, reason = "the exemption for tests stops at their helper functions")]
+
+mod common;
+
+use atom_base::{RequestId, SamplingParams, ScoredToken, TokenId};
+use atom_engine::{Event, Events, Plan, Scheduler, SchedulerConfig, Want};
+use atom_group::{Facts, GroupState, GroupStep, Lattice, LatticeArgs, settle};
+use common::{config, request};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+
+/// Counts what the calling thread allocates.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// SAFETY: every call is passed on to the system's allocator unchanged; counting is a thread-local
+// without destructor, so it neither allocates nor unwinds.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller keeps `GlobalAlloc::alloc`'s contract, which is `System`'s.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: `pointer` came from `alloc` or `realloc` above, and so from `System`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: as for `dealloc`, and the caller keeps `realloc`'s contract.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+fn counted<T>(what: impl FnOnce() -> T) -> (T, u64) {
+    let before = ALLOCATIONS.get();
+    let value = what();
+    (value, ALLOCATIONS.get() - before)
+}
+
+/// Events in a vector with room.
+struct Sink(Vec<(RequestId, Event)>);
+
+impl Events for Sink {
+    fn emit(&mut self, request: RequestId, event: Event) {
+        assert!(self.0.len() < self.0.capacity(), "the sink must not be what allocates");
+        self.0.push((request, event));
+    }
+}
+
+/// One lane that decides and schedules, with a source of tokens in place of a device.
+struct Steps {
+    scheduler: Scheduler,
+    state: GroupState,
+    plan: Plan,
+    results: Vec<ScoredToken>,
+    events: Sink,
+    next_token: TokenId,
+}
+
+impl Steps {
+    fn new(config: SchedulerConfig) -> Self {
+        let args = LatticeArgs {
+            rows_max: config.rows_max as u32,
+            max_num_seqs: config.max_num_seqs as u32,
+            sizes: None,
+        };
+        let lattice = Arc::new(Lattice::new(&args).unwrap());
+        let pages = config.max_model_len.div_ceil(config.page_size);
+        Self {
+            plan: Plan::with_capacity(config.rows_max, config.max_num_seqs, pages),
+            results: Vec::with_capacity(config.max_num_seqs),
+            events: Sink(Vec::with_capacity(4096)),
+            state: GroupState::new(lattice, 1, true),
+            scheduler: Scheduler::new(config),
+            next_token: 0,
+        }
+    }
+
+    /// A step as a rank takes it. Returns its allocations and whether rows were computed.
+    fn step(&mut self) -> (u64, usize) {
+        self.events.0.clear();
+        let (step, deciding) = counted(|| {
+            let Want { decode_rows, prefill_rows, oldest_wait_ms } = self.scheduler.want(0);
+            let facts = Facts {
+                step: self.state.next_step(),
+                state_hash: self.state.hash(),
+                decode_rows,
+                prefill_rows,
+                oldest_wait_ms,
+                ..Facts::default()
+            };
+            let (state, step) = settle(&self.state, &[facts]).unwrap();
+            self.state = state;
+            step
+        });
+        let GroupStep::Step { grants, .. } = step else { return (deciding, 0) };
+        let ((), committing) = counted(|| self.scheduler.commit(grants.as_slice()[0], &mut self.plan));
+        self.results.clear();
+        for _ in &self.plan.out {
+            // Never the same text twice, so that every page is new to the prefix cache.
+            self.next_token = (self.next_token + 1) % 1_000_000;
+            self.results.push(ScoredToken::bare(self.next_token));
+        }
+        let ((), applying) = counted(|| self.scheduler.apply(&self.plan, &self.results, &mut self.events));
+        (deciding + committing + applying, self.plan.rows())
+    }
+
+    /// Steps until all are decoding.
+    fn warm_up(&mut self, decoding: u32) {
+        while self.scheduler.want(0).decode_rows != decoding {
+            self.step();
+        }
+    }
+}
+
+#[test]
+fn the_counter_counts() {
+    assert_eq!(counted(|| vec![1u8; 100]).1, 1);
+    assert_eq!(counted(|| 1 + 1).1, 0);
+}
+
+#[test]
+fn a_thousand_decode_steps_allocate_nothing() {
+    let samplings = common::samplings();
+    let mut steps = Steps::new(config(8 * 300 + 1, 4, 8, 64));
+    for id in 0..8 {
+        let sampling = samplings[id as usize % samplings.len()].clone();
+        steps.scheduler.submit(request(id, 30, 1100, sampling), 0, &mut steps.events);
+    }
+    steps.warm_up(8);
+    for step in 0..1000 {
+        assert_eq!(steps.step(), (0, 8), "allocations and rows of step {step}");
+    }
+}
+
+/// A cache that is full of old pages: each new page is one that somebody left behind, and the table of
+/// contents forgets and learns all the time. Sizes on both sides of the table's own.
+#[test]
+fn decode_steps_over_a_full_prefix_cache_allocate_nothing() {
+    for pages in [448, 449, 500, 897, 1000] {
+        let mut steps = Steps::new(config(pages, 1, 4, 64));
+        let most = pages - 1;
+        // Fills the cache with pages that nobody holds.
+        steps.scheduler.submit(request(1, most - 1, 1, SamplingParams::greedy()), 0, &mut steps.events);
+        while !steps.scheduler.is_idle() {
+            steps.step();
+        }
+        for round in 0..6 {
+            let id = 10 + round;
+            let generated = (most - 2) as u32;
+            steps.scheduler.submit(request(id, 2, generated, SamplingParams::greedy()), 0, &mut steps.events);
+            steps.warm_up(1);
+            for step in 0..generated - 1 {
+                assert_eq!(steps.step(), (0, 1), "{pages} pages, round {round}, step {step}");
+            }
+            assert!(steps.scheduler.is_idle());
+            assert_eq!(steps.scheduler.counters().pages_held, 0);
+        }
+    }
+}
+
+/// Giving way is part of a step; only being admitted again may allocate.
+#[test]
+fn giving_way_allocates_nothing() {
+    let mut steps = Steps::new(config(65, 1, 8, 64));
+    // One after the other, so that the queue has never been long.
+    for id in 0..8 {
+        steps.scheduler.submit(request(id, 1, 50, SamplingParams::greedy()), 0, &mut steps.events);
+        steps.warm_up(id as u32 + 1);
+    }
+    let mut gave_way = 0;
+    while !steps.scheduler.is_idle() {
+        let before = steps.scheduler.counters();
+        let (allocations, _) = steps.step();
+        let after = steps.scheduler.counters();
+        if after.admitted == before.admitted {
+            assert_eq!(allocations, 0, "{after:?}");
+            gave_way += after.preempted - before.preempted;
+        }
+    }
+    assert!(gave_way >= 5, "{gave_way}");
+}
