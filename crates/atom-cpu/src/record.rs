@@ -115,7 +115,9 @@ impl Recorded {
         assert!(inputs.out.iter().all(|out| (out.row as usize) < rows), "out rows are among {rows} rows");
         assert_eq!(inputs.group_rows.len(), shape.lanes, "lanes of the group");
         assert!(inputs.group_rows.iter().all(|&n| n as usize <= shape.rows), "rows of the group's lanes");
-        assert_eq!(inputs.group_rows[inputs.lane] as usize, rows, "rows of lane {}", inputs.lane);
+        // A lane may run fewer rows than it was granted: somebody gave way while the plan was made.
+        let granted = inputs.group_rows[inputs.lane] as usize;
+        assert!(rows <= granted, "{rows} rows in lane {}, which was granted {granted}", inputs.lane);
         let known = |&token: &TokenId| (token as usize) < self.tokens;
         assert!(inputs.tokens.iter().all(known), "tokens are below {}", self.tokens);
     }

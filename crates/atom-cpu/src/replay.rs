@@ -246,14 +246,14 @@ impl Replay<'_> {
                 Phase::GatherRows { x, out, capacity } => {
                     let (x, out) = (self.buffer(x), self.buffer(out));
                     counts.extend(lanes.map(|rows| rows * x.width()));
-                    let (mine, all) = (x.slice(0..self.inputs.tokens.len()), out.slice_mut(0..out.rows()));
+                    let (mine, all) = (x.slice(0..self.granted()), out.slice_mut(0..out.rows()));
                     let stride = shape.rows * x.width();
                     self.collectives.all_gather(Comm::Group, capacity, mine, &counts, stride, all)
                 }
                 Phase::ScatterSum { x, out, capacity } => {
                     let (x, out) = (self.buffer(x), self.buffer(out));
                     counts.extend(lanes.map(|rows| rows * x.width()));
-                    let (all, mine) = (x.slice(0..x.rows()), out.slice_mut(0..self.inputs.tokens.len()));
+                    let (all, mine) = (x.slice(0..x.rows()), out.slice_mut(0..self.granted()));
                     let stride = shape.rows * x.width();
                     self.collectives.reduce_scatter(Comm::Group, capacity, all, &counts, stride, mine)
                 }
@@ -276,6 +276,12 @@ impl Replay<'_> {
     fn buffer(&self, buf: Buf) -> Rows<'_> {
         // SAFETY: the view was made for this recording.
         unsafe { self.view.buffer(self.place(buf)) }
+    }
+
+    /// Rows that this lane brings to the group: all that it was granted, since peers count on them. What
+    /// it doesn't run is padding, and nobody reads what becomes of that.
+    fn granted(&self) -> usize {
+        self.inputs.group_rows[self.inputs.lane] as usize
     }
 
     /// Real rows of a buffer.

@@ -19,7 +19,7 @@ pub struct StepInputs<'a> {
     pub slot_loads: &'a [SlotLoad],
     /// Page tables of all slots.
     pub tables: PageTables<'a>,
-    /// Real rows of every lane of the group in this step. `[lanes]`
+    /// Rows granted to every lane of the group in this step. This lane may run fewer. `[lanes]`
     pub group_rows: &'a [u32],
     /// This lane's place among them.
     pub lane: usize,

@@ -1,5 +1,6 @@
 //! Chat templates: messages to the text that a model was trained on.
 
+mod budget;
 mod clock;
 mod json;
 mod library;
@@ -7,20 +8,10 @@ mod library;
 use crate::content::kind;
 use crate::{TextError, Tokenizer, TokenizerSource};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::{Environment, Error, ErrorKind, State, Value};
+use minijinja::{Environment, Error, ErrorKind, Value};
 use serde_json::{Map, Value as Json};
 use std::fmt;
 use std::io;
-
-/// Work that a rendering may do whatever the request, in units of the template engine: one per instruction
-/// and one per 64 bytes made or read. It bounds memory too, to 64 MB.
-const FUEL_BASE: u64 = 1_000_000;
-
-/// Work on top of that for each JSON value of the request. Published templates take some 100 a message.
-const FUEL_PER_VALUE: u64 = 1_000;
-
-/// Bytes of the request's text that pay for one unit: sixteen copies of it all. Published templates make five.
-const BYTES_PER_FUEL: u64 = 4;
 
 /// Bytes of one rendered prompt: a request's whole body and as much again for the template's own text.
 const OUTPUT_BYTES_MAX: usize = 2 * atom_base::limits::BODY_BYTES_MAX;
@@ -89,7 +80,7 @@ impl ChatTemplate {
     /// The prompt for a chat.
     pub fn render(&self, input: &TemplateInput) -> Result<String, TextError> {
         check_shape(input)?;
-        let fuel = fuel(input);
+        let fuel = budget::fuel(input);
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(fuel));
         let named = |name| environment.get_template(name).ok();
@@ -172,62 +163,14 @@ fn environment() -> Result<Environment<'static>, TextError> {
         .map_err(|error| TextError::TemplateSyntax { reason: error.to_string() })?;
     let mut environment = Environment::new();
     environment.set_syntax(syntax);
-    environment.set_unknown_method_callback(method);
+    environment.set_unknown_method_callback(budget::method);
     environment.add_filter("tojson", json::tojson);
+    environment.add_filter("join", budget::join);
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         let error = Error::new(ErrorKind::InvalidOperation, "raise_exception");
         Err(error.with_source(Refusal(message)))
     });
     Ok(environment)
-}
-
-/// Methods of Python's strings, lists and dicts. What can make much more text than it was given is paid or
-/// refused before it is made.
-fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
-    match (name, value.as_str(), args.first()) {
-        ("join", Some(separator), Some(items)) => {
-            let bytes = items.try_iter()?.map(|item| item.as_str().map_or(0, str::len) + separator.len());
-            state.consume_fuel(bytes.fold(0, usize::saturating_add) as u64 / 64)?;
-        }
-        ("format", Some(format), _) => check_widths(format)?,
-        _ => {}
-    }
-    minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
-}
-
-/// Characters of one formatted field.
-const WIDTH_MAX: usize = 1_000;
-
-/// Refuses numbers in a format string that are no width or precision of an honest one.
-fn check_widths(format: &str) -> Result<(), Error> {
-    let numbers = format.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
-    match numbers
-        .into_iter()
-        .find(|digits| digits.parse().is_ok_and(|number: usize| number <= WIDTH_MAX) == false)
-    {
-        None => Ok(()),
-        Some(digits) => Err(Error::new(
-            ErrorKind::InvalidOperation,
-            format!("a format string asks for {digits} characters; at most {WIDTH_MAX} are written"),
-        )),
-    }
-}
-
-/// The budget of a rendering.
-fn fuel(input: &TemplateInput) -> u64 {
-    let mut cost = FUEL_BASE;
-    let mut pending: Vec<&Json> = [Some(input.messages), input.tools].into_iter().flatten().collect();
-    pending.extend(input.kwargs.into_iter().flat_map(Map::values));
-    while let Some(value) = pending.pop() {
-        cost += FUEL_PER_VALUE;
-        match value {
-            Json::String(text) => cost += text.len() as u64 / BYTES_PER_FUEL,
-            Json::Array(items) => pending.extend(items),
-            Json::Object(entries) => pending.extend(entries.values()),
-            Json::Null | Json::Bool(_) | Json::Number(_) => {}
-        }
-    }
-    cost
 }
 
 /// The argument of `raise_exception`, on its way out.
