@@ -82,8 +82,8 @@ trait Kernel {
     /// The row is below `operands.rows`, and nobody writes it meanwhile.
     unsafe fn row(operands: &Operands<'_>, row: usize) -> Self::Row;
 
-    /// Sums of `R` rows and `P` panels over all `blocks` of the weights' rows. With a single row,
-    /// prefetches what is `ahead` bytes further on.
+    /// Sums of `R` rows and `P` panels over all `blocks` of the weights' rows. Asks for the cache lines
+    /// that are `ahead` bytes further on, unless that is 0.
     ///
     /// # Safety
     /// Rows and panels have that many blocks, and nobody writes the rows meanwhile.
@@ -204,7 +204,7 @@ impl Product<'_> {
             // SAFETY: passed on; rows and panels are within the ranges.
             unsafe {
                 if const { S::WIDE == 4 } && rows.len() == 1 && left >= 4 {
-                    self.tile::<S, K, 1, 4>(s, rows.start, panel, 4);
+                    self.tile::<S, K, 1, 4>(s, rows.start, panel, 4, true);
                     panel += 4;
                 } else {
                     self.rows::<S, K>(s, rows.clone(), panel, left.min(2));
@@ -222,24 +222,24 @@ impl Product<'_> {
     unsafe fn rows<S: Quads, K: Kernel>(&self, s: S, rows: Range<usize>, panel: usize, panels: usize) {
         let mut row = rows.start;
         while row < rows.end {
-            let left = rows.end - row;
+            let (left, first) = (rows.end - row, row == rows.start);
             // SAFETY: passed on; the rows are within `rows`.
             row += unsafe {
                 if const { S::ROWS >= 6 } && left >= 6 {
-                    self.tile::<S, K, 6, 2>(s, row, panel, panels)
+                    self.tile::<S, K, 6, 2>(s, row, panel, panels, first)
                 } else if const { S::ROWS >= 4 } && left >= 4 {
-                    self.tile::<S, K, 4, 2>(s, row, panel, panels)
+                    self.tile::<S, K, 4, 2>(s, row, panel, panels, first)
                 } else if const { S::ROWS >= 2 } && left >= 2 {
-                    self.tile::<S, K, 2, 2>(s, row, panel, panels)
+                    self.tile::<S, K, 2, 2>(s, row, panel, panels, first)
                 } else {
-                    self.tile::<S, K, 1, 2>(s, row, panel, panels)
+                    self.tile::<S, K, 1, 2>(s, row, panel, panels, first)
                 }
             };
         }
     }
 
     /// `R` rows of `P` panels, of which `panels` are wanted; the last one stands in for the others.
-    /// Returns `R`.
+    /// The `first` tile of these panels also fetches the next ones. Returns `R`.
     ///
     /// # Safety
     /// As for [`Self::run`].
@@ -250,6 +250,7 @@ impl Product<'_> {
         row: usize,
         panel: usize,
         panels: usize,
+        first: bool,
     ) -> usize {
         let mut starts = [std::ptr::null(); P];
         for (p, start) in starts.iter_mut().enumerate() {

@@ -43,7 +43,7 @@ impl Sampler {
         let scratch = || {
             let mut scratch = Scratch { raw: Vec::new(), keys: Vec::new(), masses: Vec::new() };
             scratch.raw.try_reserve_exact(vocab)?;
-            scratch.keys.try_reserve_exact(keys::room(vocab))?;
+            scratch.keys.try_reserve_exact(vocab)?;
             scratch.masses.try_reserve_exact(vocab.div_ceil(passes::BLOCK))?;
             Ok(Mutex::new(scratch))
         };

@@ -12,6 +12,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::Arc;
 
+/// More steps than any of these tests needs.
+const STEPS_MAX: usize = 10_000;
+
 /// Counts what the calling thread allocates.
 struct Counting;
 
@@ -119,9 +122,23 @@ impl Steps {
 
     /// Steps until all are decoding.
     fn warm_up(&mut self, decoding: u32) {
-        while self.scheduler.want(0).decode_rows != decoding {
+        for _ in 0..STEPS_MAX {
+            if self.scheduler.want(0).decode_rows == decoding {
+                return;
+            }
             self.step();
         }
+        panic!("{decoding} requests never decode together: {:?}", self.scheduler.counters());
+    }
+
+    fn finish(&mut self) {
+        for _ in 0..STEPS_MAX {
+            if self.scheduler.is_idle() {
+                return;
+            }
+            self.step();
+        }
+        panic!("never idle: {:?}", self.scheduler.counters());
     }
 }
 
@@ -154,9 +171,7 @@ fn decode_steps_over_a_full_prefix_cache_allocate_nothing() {
         let most = pages - 1;
         // Fills the cache with pages that nobody holds.
         steps.scheduler.submit(request(1, most - 1, 1, SamplingParams::greedy()), 0, &mut steps.events);
-        while !steps.scheduler.is_idle() {
-            steps.step();
-        }
+        steps.finish();
         for round in 0..6 {
             let id = 10 + round;
             let generated = (most - 2) as u32;
@@ -181,7 +196,11 @@ fn giving_way_allocates_nothing() {
         steps.warm_up(id as u32 + 1);
     }
     let mut gave_way = 0;
-    while !steps.scheduler.is_idle() {
+    for step in 0.. {
+        assert!(step < STEPS_MAX, "{:?}", steps.scheduler.counters());
+        if steps.scheduler.is_idle() {
+            break;
+        }
         let before = steps.scheduler.counters();
         let (allocations, _) = steps.step();
         let after = steps.scheduler.counters();

@@ -182,7 +182,11 @@ fn nobody_overtakes() {
     lane.submit(request(2, 24, 2, SamplingParams::greedy()), 0).unwrap();
     lane.submit(request(3, 1, 2, SamplingParams::greedy()), 0).unwrap();
     let mut first_rows = Vec::new();
-    while !lane.is_idle() {
+    for step in 0.. {
+        assert!(step < 1000, "{:?}", lane.counters());
+        if lane.is_idle() {
+            break;
+        }
         lane.step_alone(bucket).unwrap();
         for owner in &lane.plan().owners {
             if !first_rows.contains(owner) {
@@ -200,7 +204,9 @@ fn the_oldest_never_gives_way() {
     for id in 1..=12 {
         lane.submit(request(id, 2, 9, SamplingParams::greedy()), 0).unwrap();
     }
-    while let Some(&oldest) = lane.ledger().live().first() {
+    for step in 0.. {
+        assert!(step < 1000, "{:?}", lane.counters());
+        let Some(&oldest) = lane.ledger().live().first() else { break };
         lane.step_alone(bucket).unwrap();
         assert!(lane.plan().owners.contains(&oldest), "request {oldest} had no row");
     }

@@ -36,6 +36,17 @@ struct Inbox {
     leave: AtomicBool,
 }
 
+/// A lane that finds something wrong must not leave the others parked.
+struct CloseOnPanic<'a>(&'a Exchange);
+
+impl Drop for CloseOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.close();
+        }
+    }
+}
+
 /// A lane's loop, as a rank runs it. Reports requests that ended.
 fn run(
     member: &mut Member,
@@ -44,6 +55,7 @@ fn run(
     inbox: &Inbox,
     ended: &mpsc::Sender<RequestId>,
 ) -> Result<(ExitCause, usize), ExchangeError> {
+    let _guard = CloseOnPanic(exchange);
     let (mut parks, mut told) = (0, 0);
     let mut all = [Facts::default(); LANES];
     loop {
@@ -95,6 +107,8 @@ fn work_from_outside_wakes_a_parked_group_again_and_again() {
             })
         };
         let lanes: Vec<_> = members().into_iter().enumerate().map(lane).collect();
+        // What is left are the lanes' own: if they end, nobody waits here for them.
+        drop(ended);
         for id in 1..=ROUNDS {
             if id.is_multiple_of(2) {
                 wait_until_parked(&exchange);
@@ -108,7 +122,10 @@ fn work_from_outside_wakes_a_parked_group_again_and_again() {
             }
             for _ in [id].into_iter().chain(also) {
                 if endings.recv_timeout(2 * PATIENCE).is_err() {
-                    give_up(&exchange, &format!("a lost wake-up: round {id} does not end"));
+                    give_up(
+                        &exchange,
+                        &format!("round {id} does not end: a lost wake-up, or a lane that broke"),
+                    );
                 }
             }
         }
@@ -181,8 +198,8 @@ fn a_lane_that_dies_is_named_by_all_others() {
         member.lane.submit(work, 0).unwrap();
         loop {
             let facts = member.facts(0);
-            let survives = place != DEAD;
-            if !survives && facts.step.0 > LAST_STEP {
+            assert!(facts.step.0 <= LAST_STEP + 1, "lane {place} goes on without lane {DEAD}");
+            if place == DEAD && facts.step.0 > LAST_STEP {
                 return None;
             }
             // Short only for the exchange that cannot succeed: a slow machine must not look like death.

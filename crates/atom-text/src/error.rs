@@ -7,7 +7,7 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum TextError {
     /// Loading; the checkpoint's fault: the folder has no tokenizer.
-    #[error("{folder} has no tokenizer.json; a byte-level BPE tokenizer in that form is needed beside the weights", folder = folder.display())]
+    #[error("{} has no tokenizer.json; a byte-level BPE tokenizer in that form is needed", folder.display())]
     NoTokenizer {
         /// The checkpoint's folder.
         folder: PathBuf,

@@ -3,8 +3,10 @@
 use crate::pieces::{PieceKind, Pieces, VOCAB_MAX};
 use crate::{TextError, Tokenizer};
 use atom_base::TokenId;
-use serde::Deserialize;
+use serde::de::{self, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
+use std::fmt;
 use std::fs;
 use std::path::Path;
 use tokenizers::models::bpe::{BPE, Vocab};
@@ -79,7 +81,7 @@ struct ModelKind {
     /// Missing in files from before 2020, which are BPE when they have merges.
     #[serde(rename = "type")]
     name: Option<String>,
-    merges: Option<serde::de::IgnoredAny>,
+    merges: Option<de::IgnoredAny>,
 }
 
 /// `tokenizer.json`, without `truncation` and `padding`: a server neither cuts nor pads a prompt behind
@@ -114,12 +116,42 @@ struct ModelFile {
     ignore_merges: Option<bool>,
 }
 
-/// A merge in the present and in the older notation.
-#[derive(Deserialize)]
-#[serde(untagged)]
+/// A merge: `["left", "right"]`, or `"left right"` in the older notation.
 enum Merge {
     Pair(String, String),
     Line(String),
+}
+
+impl<'de> Deserialize<'de> for Merge {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(MergeVisitor)
+    }
+}
+
+/// Takes a merge as it comes. Trying one notation after the other would make an error text for each of
+/// several hundred thousand lines.
+struct MergeVisitor;
+
+impl<'de> Visitor<'de> for MergeVisitor {
+    type Value = Merge;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a merge: two tokens in a list, or in a string with a space between")
+    }
+
+    fn visit_str<E: de::Error>(self, line: &str) -> Result<Merge, E> {
+        Ok(Merge::Line(line.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Merge, A::Error> {
+        match (parts.next_element()?, parts.next_element()?, parts.next_element::<de::IgnoredAny>()?) {
+            (Some(left), Some(right), None) => Ok(Merge::Pair(left, right)),
+            (left, right, _) => {
+                let count = usize::from(left.is_some()) + usize::from(right.is_some());
+                Err(de::Error::invalid_length(if count == 2 { 3 } else { count }, &self))
+            }
+        }
+    }
 }
 
 /// Refuses what isn't byte-level BPE. `Tokenizer` decodes token by token, and that is only right there.

@@ -42,3 +42,13 @@ pub use source::{GgufVocabulary, TokenizerSource};
 pub use stop::{StopStrings, Stopped};
 pub use template::{ChatTemplate, TemplateInput};
 pub use tokenizer::Tokenizer;
+
+/// Requests are handled on many threads.
+const fn assert_shared<T: Send + Sync>() {}
+const _: () = {
+    assert_shared::<Tokenizer>();
+    assert_shared::<ChatTemplate>();
+    assert_shared::<Detokenizer>();
+    assert_shared::<StopStrings>();
+    assert_shared::<TextError>();
+};

@@ -58,7 +58,7 @@ impl<E: Element> Kernel for Plain<E> {
         for k in 0..blocks {
             let mut weights = [s.splat(0.0); P];
             for p in 0..P {
-                if R == 1 && (k * size_of::<[E; LANES]>()).is_multiple_of(64) {
+                if ahead > 0 && (k * size_of::<[E; LANES]>()).is_multiple_of(64) {
                     s.prefetch_far(panels[p].wrapping_add(k).cast::<u8>().wrapping_add(ahead));
                 }
                 // SAFETY: a panel has `blocks` vectors and starts on a cache line.

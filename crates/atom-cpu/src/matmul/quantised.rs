@@ -84,7 +84,7 @@ impl<Q: Blocks> Kernel for Q {
     ) -> [[S::F; P]; R] {
         let mut sums = [[s.splat(0.0); P]; R];
         for b in 0..blocks {
-            if R == 1 {
+            if ahead > 0 {
                 prefetch::<Q, S, P>(s, &panels, blocks, b, ahead);
             }
             // SAFETY: rows and panels have `blocks` blocks.
@@ -208,7 +208,7 @@ impl<Q: Blocks> Kernel for Exact<Q> {
     ) -> [[S::F; P]; R] {
         let mut sums = [[s.splat(0.0); P]; R];
         for b in 0..blocks {
-            if R == 1 {
+            if ahead > 0 {
                 prefetch::<Q, S, P>(s, &panels, blocks, b, ahead);
             }
             let mut block_scales = [(s.splat(0.0), s.splat(0.0)); P];

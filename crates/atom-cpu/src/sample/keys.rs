@@ -30,12 +30,7 @@ impl Key {
     }
 }
 
-/// Room that the functions below need for a vocabulary.
-pub(super) fn room(vocab: usize) -> usize {
-    vocab + passes::BLOCK
-}
-
-/// Leaves the `n` likeliest, at least one, in `keys`, in no order.
+/// Leaves the `n` likeliest, at least one, in `keys`, in no order. Needs room for all.
 pub(super) fn likeliest(isa: Isa, logits: &[f32], n: usize, keys: &mut Vec<Key>) {
     keys.clear();
     // Pruning costs as much as it drops, and what it teaches keeps most blocks from adding anything.
@@ -79,7 +74,6 @@ pub(super) fn reach(isa: Isa, keys: &mut [Key], weights: Weights, need: u64) -> 
             start += middle;
         }
     }
-    // What the last round left to the right of the answer may be likelier than nothing to its left.
     end
 }
 

@@ -136,7 +136,12 @@ impl Kernel for Mass<'_> {
         let (chunks, rest) = self.logits.as_chunks::<LANES>();
         let mut last = [f32::NEG_INFINITY; LANES];
         last[..rest.len()].copy_from_slice(rest);
-        chunks.iter().chain([&last]).map(|x| self.weights.sum(s, s.load(x))).sum()
+        let mut sum = self.weights.sum(s, s.load(&last));
+        // A loop, since a closure given to an iterator would be compiled without the instructions.
+        for x in chunks {
+            sum += self.weights.sum(s, s.load(x));
+        }
+        sum
     }
 }
 

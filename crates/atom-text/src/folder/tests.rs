@@ -163,7 +163,9 @@ fn damaged_files_are_refused_with_the_reason() {
         (|json| json["model"]["merges"] = json!([["a", "z"]]), "az"),
         (|json| json["model"]["merges"] = json!(["a b c"]), "merge 0"),
         (|json| json["model"]["merges"] = json!([["<|begin|>", "<|begin|>"]]), "longer than any"),
-        (|json| json["model"]["merges"] = json!([7]), "tokenizer.json"),
+        (|json| json["model"]["merges"] = json!([7]), "expected a merge"),
+        (|json| json["model"]["merges"] = json!([["a"]]), "invalid length 1, expected a merge"),
+        (|json| json["model"]["merges"] = json!([["a", "b", "c"]]), "invalid length 3, expected a merge"),
         (
             |json| {
                 json["pre_tokenizer"] = json!({"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated",
