@@ -1,5 +1,6 @@
 //! Logits and greedy tokens against an independent implementation, through the whole host: scheduler,
 //! chunked prefill, paged cache, recordings, sampling.
+#![allow(clippy::unwrap_used, reason = "in tests, also in their helper functions")]
 
 mod common;
 

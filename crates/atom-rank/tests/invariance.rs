@@ -1,5 +1,6 @@
 //! Invariant 10: the same bits alone or among others, in any lane, bucket, chunking, cache state, after a
 //! preemption, with any number of threads. Padding is poisoned in all of these runs (invariant 5).
+#![allow(clippy::unwrap_used, reason = "in tests, also in their helper functions")]
 
 mod common;
 

@@ -18,7 +18,12 @@ impl Engine for HostEngine {
     fn submit(&self, request: Request) -> Result<EventStream, Refusal> {
         let (host, id) = (Arc::clone(&self.0), request.id);
         let (sender, stream) = EventStream::new(move || host.abort(id));
-        self.0.submit(request, Box::new(move |event| drop(sender.send(event))))?;
+        self.0.submit(
+            request,
+            Box::new(move |event| {
+                sender.send(event);
+            }),
+        )?;
         Ok(stream)
     }
 

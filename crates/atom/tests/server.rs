@@ -1,4 +1,5 @@
 //! The binary as a user starts it: layouts, bad input, disconnects, signals.
+#![allow(clippy::unwrap_used, reason = "in tests, also in their helper functions")]
 
 #[path = "common/model.rs"]
 mod model;

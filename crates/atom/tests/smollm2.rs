@@ -1,4 +1,5 @@
 //! A real model against references that transformers computed in f32 on the dequantised weights.
+#![allow(clippy::unwrap_used, reason = "in tests, also in their helper functions")]
 
 #[path = "../../atom-rank/tests/common/mod.rs"]
 mod common;

@@ -1,5 +1,5 @@
 //! A host over a tiny synthetic model, and requests that are waited for.
-#![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(dead_code, unreachable_pub, reason = "each test file is a crate that uses its own part")]
 
 use atom_base::{
     FinishReason, Mesh, MeshArgs, RequestId, SamplingParams, ScoredToken, Seat, StopParams, TokenId,

@@ -5,12 +5,12 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 /// Where models are kept during tests: the user's cache if there is one, so that they are fetched once.
-pub fn atom() -> Command {
+pub(crate) fn atom() -> Command {
     Command::new(env!("CARGO_BIN_EXE_atom"))
 }
 
 /// Path of SmolLM2-135M-Instruct, checked.
-pub fn smollm2() -> PathBuf {
+pub(crate) fn smollm2() -> PathBuf {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     let pull = || {
         let output = atom().args(["pull", "smollm2-135m"]).output().expect("the binary runs");
