@@ -151,7 +151,7 @@ fn tensor(dtype: DType, rows: usize, cols: usize) -> Tensor {
             DType::Q8_0 | DType::Q4_0 | DType::Q4_1 => {
                 let half_scales = if dtype == DType::Q4_1 { 2 } else { 1 };
                 let at = bytes.len() % dtype.block_bytes();
-                bytes.push(if at >= 2 * half_scales || at % 2 == 0 { code } else { 0x21 });
+                bytes.push(if at >= 2 * half_scales || at.is_multiple_of(2) { code } else { 0x21 });
             }
         }
     }

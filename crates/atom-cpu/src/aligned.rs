@@ -3,9 +3,9 @@
 use atom_ops::OpsError;
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
-/// Zeroed bytes that start on a cache line, and on a huge page when there are enough of them.
-/// All pages are touched on creation.
+/// Bytes that start on a cache line, and on a huge page when there are enough of them.
 pub(crate) struct Aligned {
     ptr: NonNull<u8>,
     layout: Layout,
@@ -17,25 +17,24 @@ unsafe impl Send for Aligned {}
 unsafe impl Sync for Aligned {}
 
 impl Aligned {
-    /// `bytes` zeros. `what` names them in the error.
+    /// `bytes` zeros, all pages touched. `what` names them in the error.
     pub(crate) fn zeroed(bytes: usize, what: &str) -> Result<Self, OpsError> {
+        let mut zeroed = Self::uninitialised(bytes, what)?;
+        zeroed.fill(0);
+        Ok(zeroed)
+    }
+
+    fn uninitialised(bytes: usize, what: &str) -> Result<Self, OpsError> {
         let align = if bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { CACHE_LINE_BYTES };
         let refused = || OpsError::Memory(format!("no {bytes} bytes for {what}"));
         let layout = Layout::from_size_align(bytes.max(1), align).map_err(|_| refused())?;
         // SAFETY: the size is not zero.
         let ptr = NonNull::new(unsafe { alloc(layout) }).ok_or_else(refused)?;
         if bytes >= HUGE_PAGE_BYTES {
+            // Before the first touch, so that this already gets huge pages.
             advise_huge(ptr, bytes);
         }
-        // SAFETY: freshly allocated with this size. Zeroing after the advice, so that the first touch
-        // already gets huge pages.
-        unsafe { ptr.write_bytes(0, layout.size()) };
         Ok(Self { ptr, layout })
-    }
-
-    /// First byte.
-    pub(crate) fn as_ptr(&self) -> *const u8 {
-        self.ptr.as_ptr()
     }
 
     /// First byte, for writing. Whoever writes through it must have this allocation to itself.
@@ -52,6 +51,51 @@ impl Aligned {
     /// Bytes.
     pub(crate) fn len(&self) -> usize {
         self.layout.size()
+    }
+}
+
+/// Cuts pieces from large allocations, so that small ones lie on huge pages too.
+#[derive(Default)]
+pub(crate) struct Slabs {
+    slab: Option<Arc<Aligned>>,
+    used: usize,
+}
+
+/// A part of a slab, or all of an allocation of its own. It is initialised by whoever asked for it.
+pub(crate) struct Piece {
+    slab: Arc<Aligned>,
+    start: usize,
+    bytes: usize,
+}
+
+impl Slabs {
+    /// A piece that nobody else has, on a cache line. `what` names it in the error.
+    pub(crate) fn piece(&mut self, bytes: usize, what: &str) -> Result<Piece, OpsError> {
+        if bytes > SLAB_BYTES / 2 {
+            let slab = Arc::new(Aligned::uninitialised(bytes, what)?);
+            return Ok(Piece { slab, start: 0, bytes });
+        }
+        let start = self.used.next_multiple_of(CACHE_LINE_BYTES);
+        if let Some(slab) = self.slab.as_ref().filter(|slab| start + bytes <= slab.len()) {
+            self.used = start + bytes;
+            return Ok(Piece { slab: Arc::clone(slab), start, bytes });
+        }
+        let slab = Arc::new(Aligned::uninitialised(SLAB_BYTES, what)?);
+        (self.slab, self.used) = (Some(Arc::clone(&slab)), bytes);
+        Ok(Piece { slab, start: 0, bytes })
+    }
+}
+
+impl Piece {
+    /// First byte. Whoever writes through it must be the only one to use the piece then.
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        // SAFETY: the piece lies within the slab.
+        unsafe { self.slab.ptr.as_ptr().add(self.start) }
+    }
+
+    /// Bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes
     }
 }
 
@@ -80,6 +124,9 @@ fn advise_huge(_ptr: NonNull<u8>, _bytes: usize) {}
 const CACHE_LINE_BYTES: usize = 64;
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
+/// Large beside a huge page, small beside a model.
+const SLAB_BYTES: usize = 16 << 20;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,11 +134,11 @@ mod tests {
     #[test]
     fn bytes_are_zero_and_aligned() {
         for bytes in [0, 1, 100, HUGE_PAGE_BYTES + 5] {
-            let aligned = Aligned::zeroed(bytes, "a test").unwrap();
-            assert!(aligned.as_ptr().addr().is_multiple_of(CACHE_LINE_BYTES));
+            let mut aligned = Aligned::zeroed(bytes, "a test").unwrap();
+            assert!(aligned.as_mut_ptr().addr().is_multiple_of(CACHE_LINE_BYTES));
             assert_eq!(aligned.len(), bytes.max(1));
             // SAFETY: the allocation has `bytes` initialised bytes.
-            let read = unsafe { std::slice::from_raw_parts(aligned.as_ptr(), bytes) };
+            let read = unsafe { std::slice::from_raw_parts(aligned.as_mut_ptr(), bytes) };
             assert!(read.iter().all(|&b| b == 0));
         }
     }
@@ -100,5 +147,17 @@ mod tests {
     fn an_impossible_size_is_an_error_with_the_number() {
         let error = Aligned::zeroed(usize::MAX, "a test").err().unwrap().to_string();
         assert!(error.contains(&usize::MAX.to_string()), "{error}");
+    }
+
+    #[test]
+    fn pieces_are_apart_and_aligned() {
+        let mut slabs = Slabs::default();
+        let sizes = [1, 64, 100, SLAB_BYTES / 2, SLAB_BYTES / 2, 7, SLAB_BYTES, 3 * SLAB_BYTES, 9];
+        let pieces: Vec<Piece> = sizes.iter().map(|&bytes| slabs.piece(bytes, "a test").unwrap()).collect();
+        let mut ranges: Vec<_> = pieces.iter().map(|piece| (piece.as_ptr().addr(), piece.len())).collect();
+        assert!(ranges.iter().all(|(start, _)| start.is_multiple_of(CACHE_LINE_BYTES)));
+        assert_eq!(ranges.iter().map(|&(_, bytes)| bytes).collect::<Vec<_>>(), sizes);
+        ranges.sort_unstable();
+        assert!(ranges.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
     }
 }

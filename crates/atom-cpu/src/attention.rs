@@ -76,6 +76,18 @@ impl Attention {
     /// Reserves the cache and everything else that a step needs.
     pub(crate) fn new(isa: Isa, workers: usize, reserve: &Reserve) -> Result<Self, OpsError> {
         let spec = Arc::clone(&reserve.attention);
+        assert!(
+            spec.kv_heads > 0 && spec.q_heads.is_multiple_of(spec.kv_heads),
+            "{} query heads can't share {} kv heads evenly",
+            spec.q_heads,
+            spec.kv_heads
+        );
+        assert!(
+            spec.rotary.dim <= spec.head_dim && spec.rotary.dim.is_multiple_of(2),
+            "{} rotated elements of {}",
+            spec.rotary.dim,
+            spec.head_dim
+        );
         let cache = KvCache::new(reserve)?;
         let rows = reserve.top.rows;
         let positions = reserve.pages_per_sequence * reserve.page_size;

@@ -262,10 +262,9 @@ impl Product<'_> {
             // SAFETY: as above.
             *at = unsafe { K::row(self.operands, row + r) };
         }
+        let ahead = if first { P * self.weights.panel_bytes() } else { 0 };
         // SAFETY: rows and panels are as wide as the weights.
-        let sums = unsafe {
-            K::tile::<S, R, P>(s, rows, starts, self.weights.blocks(), P * self.weights.panel_bytes())
-        };
+        let sums = unsafe { K::tile::<S, R, P>(s, rows, starts, self.weights.blocks(), ahead) };
         let mut stored = [[[0.0; LANES]; P]; R];
         for (r, sums) in sums.iter().enumerate() {
             for (p, &sum) in sums.iter().enumerate() {

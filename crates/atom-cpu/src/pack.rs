@@ -9,7 +9,7 @@
 //!
 //! The last panel is filled up with zeros. Every panel starts on a cache line.
 
-use crate::aligned::Aligned;
+use crate::aligned::Piece;
 use crate::elementwise::lanes::LANES;
 use crate::pool::Pool;
 use crate::quads::QUAD;
@@ -27,27 +27,33 @@ pub(crate) struct Packed {
     /// Outputs, without the padding.
     pub(crate) outputs: usize,
     panel_bytes: usize,
-    data: Aligned,
+    data: Piece,
 }
 
 impl Packed {
-    /// Packs a checked slice, panels in parallel.
-    pub(crate) fn new(slice: &Slice, pool: &mut Pool) -> Result<Self, OpsError> {
+    /// Bytes that a checked slice takes when it is packed.
+    pub(crate) fn bytes_of(slice: &Slice) -> usize {
+        slice.rows.len().div_ceil(LANES) * panel_bytes(slice)
+    }
+
+    /// Packs a checked slice into a piece of that size, panels in parallel.
+    pub(crate) fn new(slice: &Slice, data: Piece, pool: &mut Pool) -> Self {
+        assert_eq!(data.len(), Self::bytes_of(slice), "room for {:?}", slice.tensor);
         let (dtype, inputs, outputs) = (slice.tensor.dtype, slice.cols.len(), slice.rows.len());
-        let blocks = inputs / dtype.block_elements();
-        let panel_bytes = (blocks * (code_bytes(dtype) + scale_bytes(dtype))).next_multiple_of(PANEL_ALIGN);
-        let panels = outputs.div_ceil(LANES);
-        let mut data = Aligned::zeroed(panels * panel_bytes, "packed weights")?;
-        let base = PanelBase(data.as_mut_ptr());
+        let (panels, panel_bytes) = (outputs.div_ceil(LANES), panel_bytes(slice));
+        let base = PanelBase(data.as_ptr());
         pool.run(&|worker| {
             for panel in share(panels, worker.index, worker.count) {
-                // SAFETY: within the allocation, and each panel is written by one worker.
-                let bytes =
-                    unsafe { std::slice::from_raw_parts_mut(base.at(panel * panel_bytes), panel_bytes) };
+                // SAFETY: within the piece, which nobody else has yet; each panel is written by one
+                // worker, and zeroed before there are references to it.
+                let bytes = unsafe {
+                    base.at(panel * panel_bytes).write_bytes(0, panel_bytes);
+                    std::slice::from_raw_parts_mut(base.at(panel * panel_bytes), panel_bytes)
+                };
                 pack_panel(slice, panel, bytes);
             }
         });
-        Ok(Self { dtype, inputs, outputs, panel_bytes, data })
+        Self { dtype, inputs, outputs, panel_bytes, data }
     }
 
     /// Panels of 16 outputs.
@@ -58,7 +64,7 @@ impl Packed {
     /// First byte of a panel.
     pub(crate) fn panel(&self, panel: usize) -> *const u8 {
         assert!(panel < self.panels(), "panel {panel} of {}", self.panels());
-        // SAFETY: within the allocation by the assert.
+        // SAFETY: within the piece by the assert.
         unsafe { self.data.as_ptr().add(panel * self.panel_bytes) }
     }
 
@@ -76,6 +82,12 @@ impl Packed {
     pub(crate) fn bytes(&self) -> usize {
         self.data.len()
     }
+}
+
+fn panel_bytes(slice: &Slice) -> usize {
+    let dtype = slice.tensor.dtype;
+    let blocks = slice.cols.len() / dtype.block_elements();
+    (blocks * (code_bytes(dtype) + scale_bytes(dtype))).next_multiple_of(PANEL_ALIGN)
 }
 
 /// Panels start on cache lines.

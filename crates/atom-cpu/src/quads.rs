@@ -57,9 +57,10 @@ pub(crate) trait Quads: Lanes {
 }
 
 impl Quads for Portable {
-    const ROWS: usize = 1;
+    const ROWS: usize = 2;
     const WIDE: usize = 2;
-    type B = CodeBytes;
+    /// Input by input, in the type that products fit in: 255 * 127 is below 2^15.
+    type B = [[i16; LANES]; QUAD];
     type I = [i32; LANES];
     type Nibbles = [i32; LANES];
 
@@ -67,23 +68,39 @@ impl Quads for Portable {
     fn prefetch_far(self, _line: *const u8) {}
     #[inline(always)]
     fn load_codes(self, from: &CodeBytes) -> Self::B {
-        *from
+        let mut codes = [[0; LANES]; QUAD];
+        for (lane, quad) in from.as_chunks::<QUAD>().0.iter().enumerate() {
+            for index in 0..QUAD {
+                codes[index][lane] = i16::from(quad[index]);
+            }
+        }
+        codes
     }
     #[inline(always)]
-    fn low(self, x: Self::B) -> Self::B {
-        x.map(|b| b & 15)
+    fn low(self, mut x: Self::B) -> Self::B {
+        x.as_flattened_mut().iter_mut().for_each(|code| *code &= 15);
+        x
     }
     #[inline(always)]
-    fn high(self, x: Self::B) -> Self::B {
-        x.map(|b| b >> 4)
+    fn high(self, mut x: Self::B) -> Self::B {
+        x.as_flattened_mut().iter_mut().for_each(|code| *code >>= 4);
+        x
     }
     #[inline(always)]
     fn byte(self, x: Self::B, index: usize) -> Self::F {
-        std::array::from_fn(|lane| f32::from(x[lane * QUAD + index]))
+        let mut floats = [0.0; LANES];
+        for (float, &code) in floats.iter_mut().zip(&x[index]) {
+            *float = f32::from(code);
+        }
+        floats
     }
     #[inline(always)]
     fn to_float(self, x: Self::I) -> Self::F {
-        x.map(|i| i as f32)
+        let mut floats = [0.0; LANES];
+        for (float, int) in floats.iter_mut().zip(x) {
+            *float = int as f32;
+        }
+        floats
     }
     #[inline(always)]
     fn nibbles(self, start: i32) -> Self::Nibbles {
@@ -91,27 +108,31 @@ impl Quads for Portable {
     }
     #[inline(always)]
     fn dot_nibbles(self, sum: Self::Nibbles, weights: Self::B, x: i32) -> Self::Nibbles {
-        dot(sum, &weights, x, 0)
+        dot(sum, &weights, x)
     }
     #[inline(always)]
     fn nibbles_sum(self, sum: Self::Nibbles, _start: i32) -> Self::I {
         sum
     }
     #[inline(always)]
-    fn bytes(self, _total: i32) -> Self::I {
-        [0; LANES]
+    fn bytes(self, total: i32) -> Self::I {
+        // Weights are stored plus 128: sum (w + 128) x - 128 sum x.
+        [-128 * total; LANES]
     }
     #[inline(always)]
     fn dot_bytes(self, sum: Self::I, weights: Self::B, x: i32) -> Self::I {
-        dot(sum, &weights, x, 128)
+        dot(sum, &weights, x)
     }
 }
 
 #[inline(always)]
-fn dot(sum: [i32; LANES], weights: &CodeBytes, x: i32, offset: i32) -> [i32; LANES] {
-    let x = x.to_le_bytes().map(|b| i32::from(b as i8));
-    std::array::from_fn(|lane| {
-        let quad = &weights[lane * QUAD..][..QUAD];
-        quad.iter().zip(x).fold(sum[lane], |sum, (&w, x)| sum + (i32::from(w) - offset) * x)
-    })
+fn dot(mut sum: [i32; LANES], weights: &[[i16; LANES]; QUAD], x: i32) -> [i32; LANES] {
+    for (weights, x) in weights.iter().zip(x.to_le_bytes()) {
+        let x = i16::from(x as i8);
+        for (sum, weight) in sum.iter_mut().zip(weights) {
+            // They fit, see above; the wrapping kinds spare a check that keeps this from being a vector.
+            *sum = sum.wrapping_add(i32::from(weight.wrapping_mul(x)));
+        }
+    }
+    sum
 }

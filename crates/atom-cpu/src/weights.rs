@@ -1,5 +1,6 @@
 //! Loaded weights, and how ranks of one process share them.
 
+use crate::aligned::Slabs;
 use crate::matmul::Part;
 use crate::pack::{Packed, check, row_bytes};
 use crate::pool::Pool;
@@ -17,6 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 #[derive(Default)]
 pub struct WeightShare {
     slots: Mutex<HashMap<Key, Arc<Slot>>>,
+    slabs: Mutex<Slabs>,
 }
 
 /// A weight of a backend.
@@ -78,7 +80,10 @@ impl WeightShare {
         if let Some(packed) = slot.as_ref().and_then(|known| known.packed.upgrade()) {
             return Ok(packed);
         }
-        let packed = Arc::new(Packed::new(slice, pool)?);
+        let mut slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
+        let data = slabs.piece(Packed::bytes_of(slice), "packed weights")?;
+        drop(slabs);
+        let packed = Arc::new(Packed::new(slice, data, pool));
         *slot = Some(Known { packed: Arc::downgrade(&packed), _tensor: slice.tensor.clone() });
         Ok(packed)
     }
@@ -185,5 +190,52 @@ fn nibbles(codes: &[u8], to: &mut [f32; 32], convert: impl Fn(f32) -> f32) {
     for ((low, high), &byte) in low.iter_mut().zip(high).zip(codes) {
         *low = convert(f32::from(byte & 15));
         *high = convert(f32::from(byte >> 4));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor() -> Tensor {
+        Tensor::from_f32(vec![40, 8], (0..320).map(|i| i as f32).collect())
+    }
+
+    fn slice(tensor: &Tensor, rows: Range<usize>) -> Slice {
+        Slice { tensor: tensor.clone(), rows, cols: 0..8 }
+    }
+
+    #[test]
+    fn equal_slices_are_held_once_and_only_as_long_as_a_rank_has_them() {
+        let (share, mut pool, tensor) = (WeightShare::new(), Pool::new(1, &[]).unwrap(), tensor());
+        let first = share.packed(&slice(&tensor, 0..40), &mut pool).unwrap();
+        let second = share.packed(&slice(&tensor, 0..40), &mut pool).unwrap();
+        assert!(Arc::ptr_eq(&first, &second));
+        let part = share.packed(&slice(&tensor, 0..20), &mut pool).unwrap();
+        assert!(!Arc::ptr_eq(&first, &part));
+        let gone = Arc::downgrade(&first);
+        drop((first, second));
+        assert!(gone.upgrade().is_none());
+        assert_eq!(share.packed(&slice(&tensor, 0..40), &mut pool).unwrap().outputs, 40);
+    }
+
+    #[test]
+    fn a_tensor_at_the_address_of_an_earlier_one_is_not_taken_for_it() {
+        let (share, mut pool) = (WeightShare::new(), Pool::new(1, &[]).unwrap());
+        let mut addresses = std::collections::HashSet::new();
+        for _ in 0..20 {
+            let tensor = tensor();
+            assert!(addresses.insert(tensor.bytes().as_ptr()), "the share keeps what it knows alive");
+            share.packed(&slice(&tensor, 0..40), &mut pool).unwrap();
+        }
+    }
+
+    #[test]
+    fn vectors_are_slices_one_behind_the_other() {
+        let tensor = tensor();
+        let part = |rows, cols| Slice { tensor: tensor.clone(), rows, cols };
+        let vector = load_vector(&[part(0..1, 2..4), part(1..3, 7..8)]).unwrap();
+        assert_eq!(vector, [2.0, 3.0, 15.0, 23.0]);
+        assert!(load_vector(&[part(0..1, 2..9)]).unwrap_err().to_string().contains("2..9"));
     }
 }

@@ -58,6 +58,7 @@ fn a_step_allocates_nothing_on_any_thread() {
             for recording in recordings {
                 let before = ALLOCATIONS.load(Ordering::Relaxed);
                 loaded.backend.replay(recording, &inputs, &meeting, &mut results).unwrap();
+                assert_ne!(before, 0, "loading was counted");
                 assert_eq!(ALLOCATIONS.load(Ordering::Relaxed), before, "{activations:?}, {params:?}");
             }
         }

@@ -6,9 +6,11 @@ use atom_base::TokenId;
 use atom_cpu::{Activations, CpuBackend, CpuOptions, Isa, WeightShare};
 use atom_ops::{Backend, Comm, Extent, KvDType, Ops, OpsError, Reserve, StepShape, Weight};
 use atom_weights::{DType, Tensor};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use support::{
-    Arrays, Decoder, HIDDEN, LAYERS, Meeting, Meetings, Rows, VOCAB, attention, bits, logprobs, options, random, reserve, sets, whole,
+    Arrays, Decoder, HIDDEN, LAYERS, Meeting, Meetings, Rows, VOCAB, attention, bits, logprobs, options,
+    random, reserve, sets, whole,
 };
 
 const TOP: StepShape = StepShape { rows: 24, out_rows: 4, lanes: 1 };
@@ -31,7 +33,8 @@ fn a_decoder_gives_the_log_probabilities_of_its_formulas() {
         let mut loaded = decoder.load(options, &reserve(TOP)).unwrap();
         let recording = loaded.record(16, 1);
         let result = &loaded.step(recording, &[rows(1, 0, &tokens)])[0];
-        let worst = logprobs(result).iter().zip(expected).map(|(&a, b)| (f64::from(a) - b).abs()).fold(0.0, f64::max);
+        let worst =
+            logprobs(result).iter().zip(expected).map(|(&a, b)| (f64::from(a) - b).abs()).fold(0.0, f64::max);
         assert!(worst < bound, "{activations:?}: off by {worst}");
         assert!(!logprobs(result).iter().any(|l| l.is_nan()));
     }
@@ -57,7 +60,8 @@ fn a_row_has_the_same_bits_in_any_company_bucket_chunk_thread_count_and_instruct
                 // In chunks, beside others: token by token at the end.
                 loaded.step(top, &[rows(0, 0, &text(1, 9)), rows(3, 0, &tokens[..6])]);
                 loaded.step(top, &[rows(3, 6, &tokens[6..18]), rows(0, 9, &text(2, 3)), rows(1, 13, &[4])]);
-                let last = loaded.step(top, &[rows(1, 14, &[7]), rows(0, 12, &[1]), rows(3, 18, &tokens[18..])]);
+                let last =
+                    loaded.step(top, &[rows(1, 14, &[7]), rows(0, 12, &[1]), rows(3, 18, &tokens[18..])]);
                 check(&last[2], "in chunks, in company");
             }
         }
@@ -85,7 +89,11 @@ fn lanes_with_uneven_rows_meet_in_the_mlp_and_get_their_own_rows_back() {
     let down = random(DType::Q8_0, HIDDEN, 96, 2);
     let table = random(DType::F32, VOCAB, HIDDEN, 3);
     // The sum over lanes of a MLP that is split by its inner width.
-    let run = |lane: usize, rows_of: [usize; 3], meeting: &Meeting<'_>| -> Vec<(TokenId, [u32; VOCAB])> {
+    let run = |lane: usize,
+               rows_of: [usize; 3],
+               granted: [u32; 3],
+               meeting: &Meeting<'_>|
+     -> Vec<(TokenId, [u32; VOCAB])> {
         let mut backend = CpuBackend::new(options(2)).unwrap();
         let inner = lane * 32..(lane + 1) * 32;
         let mut slice = whole(&up);
@@ -112,29 +120,33 @@ fn lanes_with_uneven_rows_meet_in_the_mlp_and_get_their_own_rows_back() {
         ops.linear(picked, head, None, logits);
         ops.sample(logits);
         let recording = backend.record(ops.finish()).unwrap();
-        let mine: Vec<_> = (0..rows_of[lane]).map(|i| rows(i as u32, 0, &text(lane as u32 * 5 + i as u32, 1))).collect();
+        let mine: Vec<_> =
+            (0..rows_of[lane]).map(|i| rows(i as u32, 0, &text(lane as u32 * 5 + i as u32, 1))).collect();
         let mut arrays = Arrays::new(&mine);
-        arrays.group_rows = rows_of.map(|n| n as u32).to_vec();
+        arrays.group_rows = granted.to_vec();
         arrays.lane = lane;
         let mut results = vec![atom_base::ScoredToken::bare(0); mine.len()];
         backend.replay(recording, &arrays.inputs(), meeting, &mut results).unwrap();
         results.iter().map(bits).collect()
     };
-    let together = |rows_of: [usize; 3]| -> Vec<Vec<_>> {
+    let together = |rows_of: [usize; 3], granted: [u32; 3]| -> Vec<Vec<_>> {
         let room = Meetings::new(lanes);
         std::thread::scope(|scope| {
             let lane = |lane| {
                 let (room, run) = (&room, &run);
-                scope.spawn(move || run(lane, rows_of, &Meeting::new(lane, room)))
+                scope.spawn(move || run(lane, rows_of, granted, &Meeting::new(lane, room)))
             };
             let threads: Vec<_> = (0..lanes).map(lane).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         })
     };
-    let full = together([4, 4, 4]);
+    let full = together([4; 3], [4; 3]);
     for rows_of in [[1, 0, 3], [0, 0, 1], [0, 4, 0], [2, 2, 2], [0, 0, 0]] {
-        for (lane, results) in together(rows_of).into_iter().enumerate() {
-            assert_eq!(results, full[lane][..rows_of[lane]], "lane {lane} of {rows_of:?}");
+        // Exactly what was granted, or less of it.
+        for granted in [rows_of.map(|n| n as u32), [3, 4, 4]] {
+            for (lane, results) in together(rows_of, granted).into_iter().enumerate() {
+                assert_eq!(results, full[lane][..rows_of[lane]], "lane {lane} of {rows_of:?}, {granted:?}");
+            }
         }
     }
 }
@@ -155,7 +167,8 @@ fn ranks_of_a_lane_add_their_parts_and_gather_their_columns() {
         let narrow = Tensor::from_f32(vec![VOCAB, inputs.cols.len()], columns(&table, inputs.cols.clone()));
         let table = backend.load_table(&narrow).unwrap();
         let (width, mine) = (inputs.cols.len(), outputs.rows.len());
-        let (body, head) = (backend.load_matrix(&[inputs]).unwrap(), backend.load_matrix(&[outputs]).unwrap());
+        let (body, head) =
+            (backend.load_matrix(&[inputs]).unwrap(), backend.load_matrix(&[outputs]).unwrap());
         let shape = StepShape { rows: 4, out_rows: 4, lanes: 1 };
         backend.reserve(&Reserve { samples: rank != Some(1), ..reserve(shape) }).unwrap();
         let mut ops = Ops::new(shape);
@@ -198,7 +211,9 @@ fn ranks_of_a_lane_add_their_parts_and_gather_their_columns() {
 }
 
 fn columns(table: &Tensor, cols: std::ops::Range<usize>) -> Vec<f32> {
-    let row = |row| table.row(row)[cols.start * 4..cols.end * 4].as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b));
+    let row = |row| {
+        table.row(row)[cols.start * 4..cols.end * 4].as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b))
+    };
     (0..table.rows()).flat_map(row).collect()
 }
 
@@ -206,7 +221,8 @@ fn columns(table: &Tensor, cols: std::ops::Range<usize>) -> Vec<f32> {
 fn after_a_failed_collective_the_step_ends_with_its_error_and_the_next_one_runs() {
     let mut backend = CpuBackend::new(options(3)).unwrap();
     let table = random(DType::F32, VOCAB, HIDDEN, 3);
-    let (table_weight, head) = (backend.load_table(&table).unwrap(), backend.load_matrix(&[whole(&table)]).unwrap());
+    let (table_weight, head) =
+        (backend.load_table(&table).unwrap(), backend.load_matrix(&[whole(&table)]).unwrap());
     let shape = StepShape { rows: 4, out_rows: 4, lanes: 1 };
     backend.reserve(&reserve(shape)).unwrap();
     let mut ops = Ops::new(shape);
@@ -227,7 +243,9 @@ fn after_a_failed_collective_the_step_ends_with_its_error_and_the_next_one_runs(
         let calls = meeting.calls.lock().unwrap().len();
         match fails_at {
             Some(call) => {
-                assert!(matches!(outcome, Err(OpsError::Collective(text)) if text.contains(&format!("call {call}"))));
+                assert!(
+                    matches!(outcome, Err(OpsError::Collective(text)) if text.contains(&format!("call {call}")))
+                );
                 assert_eq!((calls, results[0].token), (call + 1, 77), "nothing runs after the failure");
             }
             None => {
@@ -238,6 +256,31 @@ fn after_a_failed_collective_the_step_ends_with_its_error_and_the_next_one_runs(
         }
     }
 }
+
+/// A peer's panic must end the step on every worker and come out on the rank's thread.
+#[test]
+fn a_panic_within_a_step_reaches_the_caller_and_leaves_no_worker_behind() {
+    let mut backend = CpuBackend::new(options(3)).unwrap();
+    let table = random(DType::F32, VOCAB, HIDDEN, 3);
+    let table = backend.load_table(&table).unwrap();
+    backend.reserve(&reserve(TOP)).unwrap();
+    let mut ops = Ops::new(TOP);
+    let [x] = support::buffers(&mut ops, Extent::Rows, HIDDEN);
+    ops.embed(table, x);
+    ops.all_reduce(x, Comm::Lane);
+    ops.embed(table, x);
+    let recording = backend.record(ops.finish()).unwrap();
+    let mut arrays = Arrays::new(&[rows(0, 0, &[1, 2, 3])]);
+    arrays.out.clear();
+    for panics in [true, false, true] {
+        let meeting = Meeting { panics, ..Meeting::alone() };
+        let step = AssertUnwindSafe(|| backend.replay(recording, &arrays.inputs(), &meeting, &mut []));
+        assert_eq!(catch_unwind(step).is_err(), panics);
+    }
+}
+
+/// What is recorded, and what the error says.
+type Refused<'a> = (&'a dyn Fn(&mut Ops), &'a str);
 
 #[test]
 fn recordings_that_do_not_fit_are_refused_with_the_numbers() {
@@ -251,16 +294,70 @@ fn recordings_that_do_not_fit_are_refused_with_the_numbers() {
     };
     let spec = attention();
     let (table, norm, qkv) = (Weight(LAYERS as u32 * 7), Weight(0), Weight(1));
-    let checks: [(&dyn Fn(&mut Ops), &str); 9] = [
-        (&|ops| { let [x] = support::buffers(ops, Extent::Rows, HIDDEN + 1); ops.embed(table, x) }, "64 columns of a table, not 65"),
-        (&|ops| { let [x] = support::buffers(ops, Extent::Rows, HIDDEN); ops.embed(qkv, x) }, "is no table"),
-        (&|ops| { let [x, y] = support::buffers(ops, Extent::Rows, 32); ops.norm(x, norm, 0.0, y) }, "64 elements of a vector, not 32"),
-        (&|ops| { let [x] = support::buffers(ops, Extent::Rows, HIDDEN); ops.norm(x, norm, 0.0, x) }, "both read and written"),
-        (&|ops| { let [x, y] = support::buffers(ops, Extent::Rows, HIDDEN); ops.linear(x, qkv, None, y) }, "128 outputs, not 64"),
-        (&|ops| { let [x, y] = support::buffers(ops, Extent::Rows, 128); ops.linear(x, qkv, None, y) }, "64 inputs, not 128"),
-        (&|ops| { let [x, y] = support::buffers(ops, Extent::Rows, HIDDEN); ops.linear(x, Weight(99), None, y) }, "never loaded"),
-        (&|ops| { let [x] = support::buffers(ops, Extent::Rows, 128); ops.rotate_and_cache(x, LAYERS, None, &spec) }, "layer 2 of a cache of 2"),
-        (&|ops| { let [x] = support::buffers(ops, Extent::OutRows, 32); ops.sample(x) }, "32 logits of a row, not 20"),
+    let checks: [Refused<'_>; 9] = [
+        (
+            &|ops| {
+                let [x] = support::buffers(ops, Extent::Rows, HIDDEN + 1);
+                ops.embed(table, x)
+            },
+            "64 columns of a table, not 65",
+        ),
+        (
+            &|ops| {
+                let [x] = support::buffers(ops, Extent::Rows, HIDDEN);
+                ops.embed(qkv, x)
+            },
+            "is no table",
+        ),
+        (
+            &|ops| {
+                let [x, y] = support::buffers(ops, Extent::Rows, 32);
+                ops.norm(x, norm, 0.0, y)
+            },
+            "64 elements of a vector, not 32",
+        ),
+        (
+            &|ops| {
+                let [x] = support::buffers(ops, Extent::Rows, HIDDEN);
+                ops.norm(x, norm, 0.0, x)
+            },
+            "both read and written",
+        ),
+        (
+            &|ops| {
+                let [x, y] = support::buffers(ops, Extent::Rows, HIDDEN);
+                ops.linear(x, qkv, None, y)
+            },
+            "128 outputs, not 64",
+        ),
+        (
+            &|ops| {
+                let [x, y] = support::buffers(ops, Extent::Rows, 128);
+                ops.linear(x, qkv, None, y)
+            },
+            "64 inputs, not 128",
+        ),
+        (
+            &|ops| {
+                let [x, y] = support::buffers(ops, Extent::Rows, HIDDEN);
+                ops.linear(x, Weight(99), None, y)
+            },
+            "never loaded",
+        ),
+        (
+            &|ops| {
+                let [x] = support::buffers(ops, Extent::Rows, 128);
+                ops.rotate_and_cache(x, LAYERS, None, &spec)
+            },
+            "layer 2 of a cache of 2",
+        ),
+        (
+            &|ops| {
+                let [x] = support::buffers(ops, Extent::OutRows, 32);
+                ops.sample(x)
+            },
+            "32 logits of a row, not 20",
+        ),
     ];
     for (record, expected) in checks {
         let error = refused(record);
@@ -302,7 +399,8 @@ fn what_is_quantised_and_what_is_stored_may_be_any_of_the_kinds() {
         let mut loaded = decoder.load(options, &Reserve { kv_dtype, ..reserve(TOP) }).unwrap();
         let recording = loaded.record(16, 1);
         let result = &loaded.step(recording, &[rows(1, 0, &tokens)])[0];
-        let worst = logprobs(result).iter().zip(expected).map(|(&a, b)| (f64::from(a) - b).abs()).fold(0.0, f64::max);
+        let worst =
+            logprobs(result).iter().zip(expected).map(|(&a, b)| (f64::from(a) - b).abs()).fold(0.0, f64::max);
         assert!(worst < bound, "{kv_dtype:?}: off by {worst}");
     }
 }

@@ -168,7 +168,7 @@ impl Lane {
         self.apply()
     }
 
-    /// Steps until nobody is here.
+    /// Steps until nobody is here, 20,000 times at most.
     pub fn finish_alone(&mut self, bucket: Bucket) -> Result<(), Broken> {
         for _ in 0..TICKS_MAX {
             if self.scheduler.is_idle() {
@@ -311,5 +311,5 @@ fn probe_request(id: u64, prompt: usize, seed: u64) -> Request {
     }
 }
 
-/// Steps after which a lane that still has requests is thought to run in circles.
-pub(crate) const TICKS_MAX: usize = 20_000;
+/// Steps after which a lane that still has requests runs in circles: for lanes of tests, which are small.
+const TICKS_MAX: usize = 20_000;

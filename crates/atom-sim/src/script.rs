@@ -145,7 +145,9 @@ fn draw_arrivals(dice: &mut Dice, args: &WorldArgs, limits: &EngineLimits) -> Ve
         // A pause now and then, so that the group parks.
         at_us += if dice.chance(30) { 300_000 } else { 0 };
         let length = dice.within(1..=limits.max_model_len.min(limits.cache_tokens));
-        let mut prompt = stems[dice.below(3)][..dice.within(0..=length)].to_vec();
+        // Some are a stem and nothing else, so that one meets another that is still being computed.
+        let shared = if dice.chance(300) { length } else { dice.within(0..=length) };
+        let mut prompt = stems[dice.below(3)][..shared].to_vec();
         prompt.extend(tokens(dice, length - prompt.len()));
         let mut request = draw_request(dice, id as u64 + 1, prompt, limits);
         // Uneven load: most of the pinned ones go to the first lane.

@@ -93,11 +93,6 @@ impl KvCache {
         self.padded
     }
 
-    /// Positions of all pages; rows of the cache are below it.
-    pub(crate) fn rows(&self) -> usize {
-        self.pages * self.page_size
-    }
-
     /// The keys of a page, and behind them its values; see the type's layout. In bounds for
     /// `page_size * (head_dim + padded)` elements.
     pub(crate) fn block<T: Element>(&self, layer: usize, head: usize, page: usize) -> *mut T {

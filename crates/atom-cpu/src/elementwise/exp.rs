@@ -36,4 +36,4 @@ const LN_2_LOW: f32 = -1.904_654_2e-9;
 /// Minimax fit (Remez) of `(e^r - 1 - r) / r^2` on `|r| <= ln 2 / 2` with relative error 3.1e-9, then
 /// the exact 1 and 1; highest power first.
 const POLYNOMIAL: [f32; 7] =
-    [0.001_381_454_1, 0.008_368_745, 0.041_668_39, 0.166_665_21, 0.499_999_94, 1.0, 1.0];
+    [0.001_381_454, 0.008_368_745, 0.041_668_39, 0.166_665_21, 0.499_999_94, 1.0, 1.0];

@@ -12,8 +12,8 @@ use half::{bf16, f16};
 pub(crate) const LANES: usize = 16;
 
 /// Work that [`dispatch`] compiles for each instruction set. `run` must be `#[inline(always)]`, and so
-/// must every generic function below it that touches lanes: code that stays a function of its own is
-/// compiled without the instructions.
+/// must every generic function below it that touches lanes; loops, not closures given to iterators. Code
+/// that stays a function of its own is right, but compiled without the instructions and many times slower.
 pub(crate) trait Kernel {
     /// What it gives back.
     type Output;

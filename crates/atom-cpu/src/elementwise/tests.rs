@@ -41,7 +41,8 @@ const WIDTHS: [usize; 9] = [1, 7, 15, 16, 17, 64, 100, 576, 1030];
 #[test]
 fn norms_match_f64_on_every_width_and_set() {
     for (seed, width) in (0..).zip(WIDTHS) {
-        let (x, weight, residual) = (noise(seed, 3 * width), noise(seed + 100, width), noise(seed + 200, 3 * width));
+        let (x, weight, residual) =
+            (noise(seed, 3 * width), noise(seed + 100, width), noise(seed + 200, 3 * width));
         let got = same_bits("norm", |isa| {
             let mut out = vec![f32::NAN; 3 * width];
             norm(isa, &x, &weight, 1e-5, &mut out);
@@ -171,7 +172,8 @@ impl Kernel for Narrow<'_> {
 
 #[test]
 fn halves_widen_exactly_and_narrow_to_nearest_even() {
-    let all: Vec<u16> = (0..=u16::MAX).filter(|&x| !f16::from_bits(x).is_nan() && !bf16::from_bits(x).is_nan()).collect();
+    let all: Vec<u16> =
+        (0..=u16::MAX).filter(|&x| !f16::from_bits(x).is_nan() && !bf16::from_bits(x).is_nan()).collect();
     let all = &all[..all.len() / LANES * LANES];
     let expected: Vec<f32> = (all.iter().map(|&x| f16::from_bits(x).to_f32()))
         .chain(all.iter().map(|&x| bf16::from_bits(x).to_f32()))
@@ -201,7 +203,9 @@ impl Kernel for Each<'_> {
         out.extend(s.array(s.min(a, b)));
         out.extend(s.array(s.swap_pairs(a)));
         out.extend(s.array(s.select(s.greater(a, b), a, b)));
-        out.extend([s.bits(s.greater(a, b)), s.bits(s.nan(a)), s.bits(s.or(s.nan(a), s.nan(b)))].map(f32::from));
+        out.extend(
+            [s.bits(s.greater(a, b)), s.bits(s.nan(a)), s.bits(s.or(s.nan(a), s.nan(b)))].map(f32::from),
+        );
         out.extend((0..=17).map(|n| f32::from(s.bits(s.first(n)))));
         out.extend([s.sum(a), s.largest(b)]);
         out
@@ -214,7 +218,8 @@ fn lane_operations_agree_on_nan_and_on_both_zeros() {
     let mut b = [0.0; LANES];
     a.copy_from_slice(&noise(5, LANES));
     b.copy_from_slice(&noise(6, LANES));
-    (a[3], b[5], a[7], b[7], a[8], b[8], a[9], b[9]) = (f32::NAN, f32::NAN, f32::NAN, f32::NAN, 0.0, -0.0, -0.0, 0.0);
+    (a[3], b[5], a[7], b[7], a[8], b[8], a[9], b[9]) =
+        (f32::NAN, f32::NAN, f32::NAN, f32::NAN, 0.0, -0.0, -0.0, 0.0);
     let got = same_bits("lanes", |isa| dispatch(isa, Each(&a, &b)));
     assert_eq!(got[3], b[3], "max takes the second operand on NaN");
     assert!(got[5].is_nan());

@@ -18,7 +18,7 @@ macro_rules! have {
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2(());
 
-/// Proof of AVX-512 F, BW, DQ and VL.
+/// Proof of AVX-512 F, BW, DQ, VL and VNNI.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(());
 
@@ -33,7 +33,7 @@ impl Avx2 {
 
 impl Avx512 {
     /// # Safety
-    /// The processor has AVX-512 F, BW, DQ and VL, and what [`Avx2`] needs.
+    /// The processor has AVX-512 F, BW, DQ, VL and VNNI, and what [`Avx2`] needs.
     #[inline(always)]
     pub(crate) unsafe fn new() -> Self {
         Self(())

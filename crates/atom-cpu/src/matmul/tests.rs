@@ -1,4 +1,5 @@
 use super::*;
+use crate::aligned::Slabs;
 use crate::pool::Pool;
 use crate::quantise::quantise_row;
 use atom_base::rng::uniform;
@@ -119,7 +120,8 @@ impl Case {
         let mut column = 0;
         let mut parts = Vec::new();
         for part in &self.parts {
-            let weights = Arc::new(Packed::new(part, pool).unwrap());
+            let data = Slabs::default().piece(Packed::bytes_of(part), "a test").unwrap();
+            let weights = Arc::new(Packed::new(part, data, pool));
             parts.push(Part { weights, column });
             column += part.rows.len();
         }

@@ -80,14 +80,20 @@ fn collect_nucleus(isa: Isa, logits: &[f32], weights: Weights, need: u64, keys: 
 }
 
 /// The key at which the running weight passes `uniform` of the whole.
-fn draw(isa: Isa, keys: &mut [Key], weights: Weights, uniform: f32) -> TokenId {
+pub(super) fn draw(isa: Isa, keys: &mut [Key], weights: Weights, uniform: f32) -> TokenId {
     let target = part_of(passes::mass_of(isa, keys, weights), uniform);
     let reached = keys::reach(isa, keys, weights, target + 1);
     keys[reached - 1].token()
 }
 
 /// The same over all tokens in order of id.
-fn draw_by_id(isa: Isa, logits: &[f32], weights: Weights, uniform: f32, masses: &mut Vec<u64>) -> TokenId {
+pub(super) fn draw_by_id(
+    isa: Isa,
+    logits: &[f32],
+    weights: Weights,
+    uniform: f32,
+    masses: &mut Vec<u64>,
+) -> TokenId {
     passes::block_masses(isa, logits, weights, masses);
     let mut left = part_of(masses.iter().sum(), uniform);
     let mut pass = |mass: u64| {
@@ -105,7 +111,7 @@ fn draw_by_id(isa: Isa, logits: &[f32], weights: Weights, uniform: f32, masses: 
 /// `total * uniform`, exactly, rounded down: below `total`. A uniform number is a multiple of 2^-24.
 fn part_of(total: u64, uniform: f32) -> u64 {
     let numerator = (uniform * (1u32 << 24) as f32) as u128;
-    (u128::from(total) * numerator >> 24) as u64
+    ((u128::from(total) * numerator) >> 24) as u64
 }
 
 /// Distances below the likeliest, in temperatures. A step down costs one pass over the logits; a step too

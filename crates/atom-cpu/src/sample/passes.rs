@@ -113,8 +113,8 @@ impl Weights {
     #[inline(always)]
     fn parts<S: Lanes>(self, s: S, logits: S::F) -> [u64; LANES] {
         let parts = s.array(s.mul(self.weigh(s, logits), s.splat(ONE)));
-        // SAFETY: weights lie in 0 ..= 1, so these are finite and at most 2^40.
-        parts.map(|parts| unsafe { parts.to_int_unchecked::<i64>() } as u64)
+        // Adding 2^52 rounds to an integer, which is left in the mantissa.
+        parts.map(|parts| (f64::from(parts) + MANTISSA as f64).to_bits() & (MANTISSA - 1))
     }
 
     #[inline(always)]
@@ -214,6 +214,8 @@ impl Kernel for Collect<'_> {
 
 /// Parts of the likeliest token's weight.
 const ONE: f32 = (1u64 << 40) as f32;
+
+const MANTISSA: u64 = 1 << 52;
 
 /// What a whole weight counts, for who turns sums back into numbers.
 pub(super) const ONE_PARTS: f64 = ONE as f64;

@@ -17,8 +17,7 @@ pub(super) fn score(
     let weights = Weights { largest: peak.logit, temperature: 1.0 };
     let log_total = (passes::mass(isa, logits, weights) as f64 / ONE_PARTS).ln();
     let logprob = |logit: f32| (f64::from(logit) - f64::from(peak.logit) - log_total) as f32;
-    let mut scored =
-        ScoredToken { token, logprob: logprob(logits[token as usize]), top: TopLogprobs::EMPTY };
+    let mut scored = ScoredToken { token, logprob: logprob(logits[token as usize]), top: TopLogprobs::EMPTY };
     if top > 0 {
         keys::likeliest(isa, logits, usize::from(top), keys);
         keys.sort_unstable_by(|a, b| b.cmp(a));

@@ -120,7 +120,11 @@ fn draws_are_the_inverse_of_the_truncated_distribution() {
                 (0.001, 50, 0.95),
                 (0.0, 5000, 1.0),
             ] {
-                check_draws(&logits, &SamplingParams { temperature, min_p, top_k, top_p, ..base.clone() }, 12);
+                check_draws(
+                    &logits,
+                    &SamplingParams { temperature, min_p, top_k, top_p, ..base.clone() },
+                    12,
+                );
             }
         }
     }
@@ -134,6 +138,21 @@ fn a_flat_distribution_over_a_large_vocabulary_is_truncated_right() {
         for (top_k, top_p) in [(0, 0.5), (0, 0.99), (30_000, 0.9), (1000, 1.0)] {
             let params = SamplingParams { top_k, top_p, seed: 5, ..SamplingParams::default() };
             check_draws(&logits, &params, 6);
+        }
+    }
+}
+
+#[test]
+fn a_draw_takes_the_token_whose_share_holds_the_number() {
+    let weights = passes::Weights { largest: 1.0, temperature: 1.0 };
+    for isa in supported() {
+        for (uniform, expected) in [(0.0, 6), (0.2499999, 6), (0.25, 7), (0.5, 8), (0.75, 9), (0.9999999, 9)]
+        {
+            let mut keys = [9, 7, 8, 6].map(|token| Key::new(1.0, token));
+            assert_eq!(choose::draw(isa, &mut keys, weights, uniform), expected, "{isa} {uniform}");
+            let mut masses = Vec::new();
+            let by_id = choose::draw_by_id(isa, &[1.0; 4], weights, uniform, &mut masses);
+            assert_eq!(by_id + 6, expected, "{isa} {uniform}");
         }
     }
 }
@@ -199,7 +218,8 @@ fn the_tightest_truncations_leave_the_likeliest() {
 
 #[test]
 fn what_is_asked_of_equals_keeps_lower_ids() {
-    let logits = vec![1.0; 1000];
+    // Both zeros are one number.
+    let logits: Vec<f32> = (0..1000).map(|i| [0.0, -0.0][i % 2]).collect();
     let base = SamplingParams { seed: 4, ..SamplingParams::default() };
     for position in 0..50 {
         let choose = |params| agreed(1000, &logits, &row(params, position));
@@ -243,7 +263,10 @@ fn log_probabilities_are_the_models_own() {
             assert_eq!(listed, order[..usize::from(top).min(vocab)]);
             for &(token, logprob) in scored.top.as_slice().iter().chain([&(1, scored.logprob)]) {
                 let exact = exact[token as usize].ln();
-                assert!((f64::from(logprob) - exact).abs() < 1e-6 * exact.abs().max(1.0), "{logprob} {exact}");
+                assert!(
+                    (f64::from(logprob) - exact).abs() < 1e-6 * exact.abs().max(1.0),
+                    "{logprob} {exact}"
+                );
             }
         }
     }
@@ -254,7 +277,8 @@ fn a_target_is_scored_and_not_replaced() {
     let logits = logits(2, 600);
     let exact = softmax(&logits);
     for (alternatives, isa) in [(None, Isa::Portable), (Some(3), Isa::detect())] {
-        let params = SamplingParams { prompt_logprobs: alternatives, temperature: 0.0, ..SamplingParams::default() };
+        let params =
+            SamplingParams { prompt_logprobs: alternatives, temperature: 0.0, ..SamplingParams::default() };
         let out = OutRow { target: Some(5), ..row(params, 3) };
         let scored = sampler(isa, 600).sample(0, &out, &mut logits.clone());
         assert_eq!(scored.token, 5);
@@ -304,12 +328,28 @@ fn penalties_match_a_plain_count() {
             expected[7] += 1.5;
             expected[1029] -= 2.0;
             let best = (0..vocab).rev().max_by(|&a, &b| expected[a].total_cmp(&expected[b])).unwrap();
-            let got = sampler.sample(0, &OutRow { slot, ..row(params.clone(), position) }, &mut logits.clone());
+            let got =
+                sampler.sample(0, &OutRow { slot, ..row(params.clone(), position) }, &mut logits.clone());
             assert_eq!(got.token as usize, best, "{isa} position {position}");
             generated.push(got.token);
         }
         let distinct: std::collections::BTreeSet<_> = generated.iter().collect();
         assert!(distinct.len() > 20, "penalties must have moved the choice");
+    }
+}
+
+#[test]
+fn penalties_come_before_the_bias() {
+    // 1 / 2 + 1 beats 1.2; (1 + 1) / 2 would not.
+    let params = SamplingParams {
+        repetition_penalty: 2.0,
+        logit_bias: Box::new([(2, 1.0)]),
+        ..SamplingParams::greedy()
+    };
+    for isa in supported() {
+        let mut sampler = sampler(isa, 4);
+        sampler.load(&[SlotLoad { slot: SlotId(1), prompt: Arc::from([2]), generated: Arc::from([]) }]);
+        assert_eq!(sampler.sample(0, &row(params.clone(), 0), &mut [0.0, 1.2, 1.0, 0.0]).token, 2, "{isa}");
     }
 }
 
@@ -333,7 +373,9 @@ fn logits_that_are_no_numbers_are_reported_and_impossible_tokens_never_drawn() {
     for isa in supported() {
         for vocab in [5usize, 600] {
             let sampler = sampler(isa, vocab);
-            for params in [SamplingParams::greedy(), SamplingParams { top_p: 0.5, ..SamplingParams::default() }] {
+            for params in
+                [SamplingParams::greedy(), SamplingParams { top_p: 0.5, ..SamplingParams::default() }]
+            {
                 for (at, bad) in [(0, f32::NAN), (vocab - 1, f32::NAN), (2, f32::INFINITY)] {
                     let mut logits = logits(1, vocab);
                     logits[at] = bad;
@@ -348,7 +390,8 @@ fn logits_that_are_no_numbers_are_reported_and_impossible_tokens_never_drawn() {
                 for position in 0..50 {
                     let mut logits = vec![f32::NEG_INFINITY; vocab];
                     (logits[1], logits[4]) = (0.0, 1.0);
-                    let params = SamplingParams { top_k, min_p, temperature: 2.0, ..SamplingParams::default() };
+                    let params =
+                        SamplingParams { top_k, min_p, temperature: 2.0, ..SamplingParams::default() };
                     let token = sampler.sample(0, &row(params, position), &mut logits).token;
                     assert!([1, 4].contains(&token), "{token} is impossible");
                 }
@@ -375,7 +418,8 @@ fn a_draw_is_the_same_alone_and_among_63_others_on_any_worker_and_allocates_noth
             OutRow { slot: SlotId(1 + i), ..row(params, 1000 + i) }
         })
         .collect();
-    let scored = |sampler: &Sampler, worker, i: usize| sampler.sample(worker, &rows[i], &mut logits(i as u64, vocab));
+    let scored =
+        |sampler: &Sampler, worker, i: usize| sampler.sample(worker, &rows[i], &mut logits(i as u64, vocab));
     for isa in supported() {
         let alone: Vec<ScoredToken> = (0..64).map(|i| scored(&sampler(isa, vocab), 0, i)).collect();
         let shared = Sampler::new(isa, 3, &reserve(vocab)).unwrap();

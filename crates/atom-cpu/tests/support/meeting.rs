@@ -9,6 +9,8 @@ pub struct Meeting<'a> {
     pub room: Option<&'a Meetings>,
     /// The call, counted from 0, that fails.
     pub fails_at: Option<usize>,
+    /// Every call panics.
+    pub panics: bool,
     pub calls: Mutex<Vec<&'static str>>,
 }
 
@@ -26,17 +28,21 @@ impl Meetings {
 
 impl<'a> Meeting<'a> {
     pub fn alone() -> Self {
-        Self { member: 0, room: None, fails_at: None, calls: Mutex::default() }
+        Self { member: 0, room: None, fails_at: None, panics: false, calls: Mutex::default() }
     }
 
     pub fn new(member: usize, room: &'a Meetings) -> Self {
-        Self { member, room: Some(room), fails_at: None, calls: Mutex::default() }
+        Self { member, room: Some(room), fails_at: None, panics: false, calls: Mutex::default() }
     }
 
     /// Everyone's post, in member order.
     fn exchange(&self, call: &'static str, capacity: usize, mine: &[f32]) -> Result<Vec<Vec<f32>>, OpsError> {
         let mut calls = self.calls.lock().unwrap();
         calls.push(call);
+        if self.panics {
+            // Not by the macro, whose message would land in the test's output.
+            std::panic::resume_unwind(Box::new(call));
+        }
         if self.fails_at == Some(calls.len() - 1) {
             return Err(OpsError::Collective(format!("call {} was made to fail", calls.len() - 1)));
         }

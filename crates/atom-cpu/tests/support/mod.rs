@@ -1,5 +1,6 @@
 //! A tiny decoder on the backend, the same in f64, and collectives between threads.
-#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(dead_code, unused_imports, unreachable_pub, reason = "each test file uses a part")]
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 mod meeting;
 mod reference;
@@ -141,7 +142,9 @@ pub fn reserve(top: StepShape) -> Reserve {
 
 impl Decoder {
     pub fn new() -> Self {
-        let vector = |seed| Tensor::from_f32(vec![HIDDEN], (0..HIDDEN as u32).map(|i| 0.5 + uniform(seed, 0, i, 0)).collect());
+        let vector = |seed| {
+            Tensor::from_f32(vec![HIDDEN], (0..HIDDEN as u32).map(|i| 0.5 + uniform(seed, 0, i, 0)).collect())
+        };
         let layer = |l: u64| Layer {
             norms: [vector(10 * l), vector(10 * l + 1)],
             qkv: [
@@ -151,7 +154,10 @@ impl Decoder {
             ],
             bias: random(DType::F32, 1, (HEADS + 2 * KV_HEADS) * DIM, 10 * l + 5),
             o: random(DType::Q4_0, HIDDEN, HEADS * DIM, 10 * l + 6),
-            gate_up: [random(DType::Q4_1, MLP, HIDDEN, 10 * l + 7), random(DType::F16, MLP, HIDDEN, 10 * l + 8)],
+            gate_up: [
+                random(DType::Q4_1, MLP, HIDDEN, 10 * l + 7),
+                random(DType::F16, MLP, HIDDEN, 10 * l + 8),
+            ],
             down: random(DType::Q4_1, HIDDEN, MLP, 10 * l + 9),
         };
         Self {

@@ -14,7 +14,13 @@ impl Decoder {
             for (position, x) in xs.iter_mut().enumerate() {
                 let normed = norm(x, &layer.norms[0]);
                 let bias = row(&layer.bias, 0);
-                let qkv: Vec<f64> = layer.qkv.iter().flat_map(|w| product(w, &normed)).zip(bias).map(|(a, b)| a + b).collect();
+                let qkv: Vec<f64> = layer
+                    .qkv
+                    .iter()
+                    .flat_map(|w| product(w, &normed))
+                    .zip(bias)
+                    .map(|(a, b)| a + b)
+                    .collect();
                 let (q, rest) = qkv.split_at(HEADS * DIM);
                 let (k, v) = rest.split_at(KV_HEADS * DIM);
                 kv.push((rotate(k, position), v.to_vec()));
@@ -40,7 +46,9 @@ fn attend(q: &[f64], kv: &[(Vec<f64>, Vec<f64>)]) -> Vec<f64> {
         let score = |k: &[f64]| 0.25 * q.iter().zip(&k[at..]).map(|(a, b)| a * b).sum::<f64>();
         let weights: Vec<f64> = kv.iter().map(|(k, _)| score(k).exp()).collect();
         let total: f64 = weights.iter().sum();
-        out.extend((at..at + DIM).map(|i| kv.iter().zip(&weights).map(|((_, v), w)| v[i] * w).sum::<f64>() / total));
+        out.extend(
+            (at..at + DIM).map(|i| kv.iter().zip(&weights).map(|((_, v), w)| v[i] * w).sum::<f64>() / total),
+        );
     }
     out
 }
@@ -85,7 +93,9 @@ fn row(tensor: &Tensor, index: usize) -> Vec<f64> {
                 DType::BF16 => vec![f64::from(bf16::from_le_bytes(block.try_into().unwrap()))],
                 DType::Q8_0 => block[2..].iter().map(|&code| half(block) * f64::from(code as i8)).collect(),
                 DType::Q4_0 => (0..32).map(|i| half(block) * (nibble(&block[2..], i) - 8.0)).collect(),
-                DType::Q4_1 => (0..32).map(|i| half(block) * nibble(&block[4..], i) + half(&block[2..])).collect(),
+                DType::Q4_1 => {
+                    (0..32).map(|i| half(block) * nibble(&block[4..], i) + half(&block[2..])).collect()
+                }
             }
         })
         .collect()
