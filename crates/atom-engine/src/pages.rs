@@ -150,7 +150,8 @@ impl Lease {
     /// Publishes what page `index` of this lease holds. The first writer of a content wins: later
     /// equal pages stay private to their lease.
     pub fn seal(&self, index: usize, prefix: Prefix) {
-        self.pool.pool().seal(self.pages[index], prefix);
+        let page = self.pages[index];
+        self.pool.pool().seal(page, prefix);
     }
 
     /// Returns all pages now.
@@ -164,7 +165,10 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.clear();
+        // A panic ends the lane, and its pages with it. A second one here would end the process.
+        if !std::thread::panicking() {
+            self.clear();
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Faults that were found, each by its name.
 
 use atom_base::{FinishReason, RequestId, SamplingParams, ScoredToken, StopParams, TokenId};
-use atom_engine::{EngineError, Event, Plan, Request, Scheduler, SchedulerConfig, Want};
+use atom_engine::{EngineError, Event, Pages, Plan, Prefix, Request, Scheduler, SchedulerConfig, Want};
 use atom_group::Grant;
 use std::sync::Arc;
 
@@ -140,4 +140,16 @@ fn a_want_counted_pages_that_decoding_takes_first() {
     assert_eq!((want.decode_rows, want.prefill_rows), (1, 0));
     lane.step(None);
     assert_eq!(lane.plan.rows(), 1);
+}
+
+/// A panic with the pool locked made each lease panic again while it was dropped: the process aborted,
+/// and with it every lane that was well.
+#[test]
+fn a_panic_in_one_lane_aborted_the_process() {
+    let panicked = std::panic::catch_unwind(|| {
+        let mut lease = Pages::new(3, 2).lease(1);
+        assert!(lease.grow());
+        lease.seal(1, Prefix::default());
+    });
+    assert!(panicked.is_err(), "there is no page 1");
 }

@@ -21,8 +21,7 @@ pub struct FakeDevice {
 }
 
 /// A recorded step: a function of the bucket and of nothing else.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Recording {
+struct Recording {
     operations: Vec<Operation>,
     signature: u64,
 }

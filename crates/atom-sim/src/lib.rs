@@ -41,7 +41,7 @@ mod script;
 mod world;
 
 pub use broken::Broken;
-pub use device::{FakeDevice, Operation, Recording};
+pub use device::{FakeDevice, Operation};
 pub use lane::Lane;
 pub use ledger::{Account, Ledger};
 pub use member::Member;

@@ -107,6 +107,10 @@ impl World {
             let arrival = self.pending.pop_front().expect("looked at above");
             self.admit(arrival)?;
         }
+        self.abort_due()
+    }
+
+    fn abort_due(&mut self) -> Result<(), Broken> {
         while let Some(entry) = self.aborts.first_entry().filter(|e| e.key().0 <= self.now_us) {
             let ((_, id), place) = entry.remove_entry();
             self.members[place].lane.abort(id)?;
@@ -181,6 +185,7 @@ impl World {
         }
         let facts: Vec<Facts> =
             (0..self.members.len()).map(|place| self.members[place].facts(self.clock_ms(place))).collect();
+        check_ages(&facts, self.now_us)?;
         let step = match self.settle(&facts)? {
             Ok(step) => step,
             Err(divergence) => return Ok(Some(End::Diverged(divergence))),
@@ -288,6 +293,10 @@ impl World {
         let cost_us = self.options.args().cost.of(bucket);
         self.now_us += cost_us;
         self.report.counts.steps += 1;
+        if self.dice.chance(500) {
+            // Between what was wanted and what is planned: a plan may end up without a row.
+            self.abort_due()?;
+        }
         *self.report.buckets.entry(bucket.rows()).or_default() += 1;
         for place in 0..self.members.len() {
             let torn = self.dice.chance(self.script.torn_per_mille);
@@ -384,6 +393,15 @@ impl World {
             }
         }
         self.report.note(&lane.take_gaps());
+    }
+}
+
+/// Ages are durations: no lane's clock shows in them.
+fn check_ages(facts: &[Facts], now_us: u64) -> Result<(), Broken> {
+    let now_ms = now_us / 1000;
+    match facts.iter().position(|f| u64::from(f.oldest_wait_ms) > now_ms) {
+        Some(lane) => Err(Broken::WrongAge { lane, age_ms: facts[lane].oldest_wait_ms, now_ms }),
+        None => Ok(()),
     }
 }
 

@@ -47,7 +47,7 @@ macro_rules! both {
     };
 }
 
-/// `n` at its place stands for "lane below n": compared with lane numbers.
+/// Lane numbers, for [`Lanes::first`].
 const NUMBERS: [i32; LANES] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
 impl Lanes for Avx2 {
