@@ -100,6 +100,10 @@ impl Exchange {
         }
         self.meeting.arrive(lane, step.0);
         self.meeting.wait_all(step.0, patience).map_err(|e| self.explain(step, e))?;
+        // A wait that is over at once, as a lone lane's always is, does not look.
+        if self.meeting.is_closed() {
+            return Err(ExchangeError::Closed);
+        }
         for (facts, words) in all.iter_mut().zip(board) {
             *facts = Facts::from_words(std::array::from_fn(|i| words[i].load(Ordering::Relaxed)));
         }
@@ -133,12 +137,12 @@ impl Exchange {
 
     /// Writes down what a lane does, for others' errors and for health checks.
     pub fn note(&self, lane: usize, step: StepNo, activity: Activity) {
-        self.doing[lane].store(step.0 << 8 | activity as u64, Ordering::Relaxed);
+        self.doing[lane].store(step.0 << 8 | activity as u64, Ordering::Release);
     }
 
     /// What a lane was last seen doing.
     pub fn sighting(&self, lane: usize) -> Sighting {
-        let word = self.doing[lane].load(Ordering::Relaxed);
+        let word = self.doing[lane].load(Ordering::Acquire);
         Sighting { lane, step: StepNo(word >> 8), activity: Activity::from_byte(word as u8) }
     }
 

@@ -5,7 +5,7 @@ use crate::facts::Facts;
 use thiserror::Error;
 
 /// Buckets of one lattice at the most; recordings and signatures are kept in arrays of this length.
-pub const BUCKETS_MAX: usize = 96;
+pub const BUCKETS_MAX: usize = 128;
 
 /// The shape of a step: row capacity, and capacity of rows with logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

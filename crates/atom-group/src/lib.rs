@@ -43,4 +43,4 @@ pub use exchange::{Activity, Exchange, ExchangeError, Sighting};
 pub use facts::{Facts, FactsFlags};
 pub use lattice::{BUCKETS_MAX, Bucket, GroupRows, Lattice, LatticeArgs, LatticeError};
 pub use meeting::{Meeting, WaitError};
-pub use settle::{Divergence, ExitCause, Grant, Grants, GroupState, GroupStep, settle};
+pub use settle::{Divergence, ExitCause, Grant, Grants, GroupState, GroupStep, Patience, settle};

@@ -14,11 +14,21 @@ pub struct GroupState {
     lattice: Arc<Lattice>,
     lanes: usize,
     record_all: bool,
+    patience: Patience,
     step: StepNo,
     last: Last,
     recorded: [Option<u64>; BUCKETS_MAX],
     slowest_us: [u32; BUCKETS_MAX],
     steps_since_record: u32,
+}
+
+/// Deadlines that don't depend on measurements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// No deadline is shorter: schedulers of a loaded host may hold a thread back this long.
+    pub min: Duration,
+    /// Recordings and first replays load code, touch memory and compile.
+    pub first: Duration,
 }
 
 /// What the group does in a step. Equal on all lanes.
@@ -104,12 +114,18 @@ impl GroupState {
             lattice,
             lanes,
             record_all,
+            patience: Patience::default(),
             step: StepNo(0),
             last: Last::Nothing,
             recorded: [None; BUCKETS_MAX],
             slowest_us: [0; BUCKETS_MAX],
             steps_since_record: 0,
         }
+    }
+
+    /// The same with other deadlines: equal on all lanes, like everything here.
+    pub fn with_patience(self, patience: Patience) -> Self {
+        Self { patience, ..self }
     }
 
     /// The step that comes next.
@@ -128,15 +144,18 @@ impl GroupState {
     }
 
     /// How long a lane waits for the others in the next exchange, and what a replay of the last bucket
-    /// may take: `max(2 s, 20 x slowest)`, 60 s while recording and for a first replay.
+    /// may take: `max(2 s, 20 x slowest)`, and at least 60 s while recording and for a first replay.
+    ///
+    /// The slowest replay of any bucket counts: a small bucket with long contexts may take longer than
+    /// it ever did before, but whoever decodes at a length has prefilled it.
     pub fn patience(&self) -> Duration {
-        match self.last {
-            Last::Replayed(bucket) if self.slowest_us[bucket.index()] > 0 => {
-                let slowest = Duration::from_micros(self.slowest_us[bucket.index()].into());
-                PATIENCE_MIN.max(slowest * PATIENCE_FACTOR)
-            }
-            Last::Nothing | Last::Recorded(_) | Last::Replayed(_) => PATIENCE_FIRST,
-        }
+        let measured = |bucket: Bucket| self.slowest_us[bucket.index()] > 0;
+        let base = match self.last {
+            Last::Replayed(bucket) if measured(bucket) => self.patience.min,
+            Last::Nothing | Last::Recorded(_) | Last::Replayed(_) => self.patience.first,
+        };
+        let slowest = self.slowest_us.iter().copied().max().unwrap_or(0);
+        base.max(Duration::from_micros(slowest.into()) * PATIENCE_FACTOR)
     }
 
     /// Hash of everything above, for [`Facts::state_hash`].
@@ -215,6 +234,12 @@ impl GroupState {
     }
 }
 
+impl Default for Patience {
+    fn default() -> Self {
+        Self { min: Duration::from_secs(2), first: Duration::from_secs(60) }
+    }
+}
+
 impl Grants {
     fn of(facts: &[Facts], top: Bucket) -> Self {
         let mut lanes = [Grant::default(); RANKS_MAX];
@@ -290,12 +315,8 @@ fn worth_recording(state: &GroupState, facts: &[Facts], wanted: Bucket, instead:
     state.steps_since_record >= RECORD_SPACING_STEPS && (!decoding || saves_much)
 }
 
-/// No deadline is shorter: schedulers of a loaded host may hold a thread back this long.
-const PATIENCE_MIN: Duration = Duration::from_secs(2);
 /// Replays of one bucket differ with context length; 20 times the slowest seen is no longer noise.
 const PATIENCE_FACTOR: u32 = 20;
-/// Recording and first replays load code, touch memory and compile.
-const PATIENCE_FIRST: Duration = Duration::from_secs(60);
 /// Steps between two recordings that are made while serving.
 const RECORD_SPACING_STEPS: u32 = 50;
 /// Small buckets recorded at start: a first request decodes in them.

@@ -68,9 +68,13 @@ impl SharedCollectives {
         }
     }
 
-    /// Brings `mine`, waits for all, and returns everybody's cells.
-    fn meet(&self, comm: Comm, capacity: usize, mine: &[f32]) -> Result<&[Cell], OpsError> {
-        assert!(mine.len() <= capacity, "{} elements in a collective recorded for {capacity}", mine.len());
+    /// Brings `parts`, one behind the other, waits for all, and returns everybody's cells.
+    fn meet<'a>(
+        &self,
+        comm: Comm,
+        capacity: usize,
+        parts: impl Iterator<Item = &'a [f32]>,
+    ) -> Result<&[Cell], OpsError> {
         let Membership { window, member, round } = self.membership(comm);
         let number = round.load(Ordering::Relaxed) + 1;
         round.store(number, Ordering::Relaxed);
@@ -78,7 +82,12 @@ impl SharedCollectives {
         {
             let mut cell = write(&cells[*member]);
             cell.clear();
-            cell.extend_from_slice(mine);
+            parts.for_each(|part| cell.extend_from_slice(part));
+            assert!(
+                cell.len() <= capacity,
+                "{} elements in a collective recorded for {capacity}",
+                cell.len()
+            );
         }
         window.meeting.arrive(*member, number);
         let patience = Duration::from_micros(self.patience_us.load(Ordering::Relaxed));
@@ -97,7 +106,7 @@ impl Collectives for SharedCollectives {
     }
 
     fn all_reduce(&self, comm: Comm, capacity: usize, x: &mut [f32]) -> Result<(), OpsError> {
-        let cells = self.meet(comm, capacity, x)?;
+        let cells = self.meet(comm, capacity, std::iter::once(&*x))?;
         for (member, cell) in cells.iter().enumerate() {
             let cell = read(cell);
             expect_length(comm, member, cell.len(), x.len())?;
@@ -115,7 +124,7 @@ impl Collectives for SharedCollectives {
         stride: usize,
         out: &mut [f32],
     ) -> Result<(), OpsError> {
-        let cells = self.meet(comm, capacity, mine)?;
+        let cells = self.meet(comm, capacity, std::iter::once(mine))?;
         for (member, (cell, &count)) in cells.iter().zip(counts).enumerate() {
             let cell = read(cell);
             expect_length(comm, member, cell.len(), count)?;
@@ -135,11 +144,15 @@ impl Collectives for SharedCollectives {
     ) -> Result<(), OpsError> {
         let me = self.member(comm);
         expect_length(comm, me, mine.len(), counts[me])?;
-        let cells = self.meet(comm, capacity, x)?;
+        // Only what is real travels: the rows of each lane, packed.
+        let real =
+            counts.iter().enumerate().map(|(member, &count)| &x[member * stride..member * stride + count]);
+        let cells = self.meet(comm, capacity, real)?;
+        let (start, total) = (counts[..me].iter().sum::<usize>(), counts.iter().sum());
         for (member, cell) in cells.iter().enumerate() {
             let cell = read(cell);
-            expect_length(comm, member, cell.len(), x.len())?;
-            add(mine, &cell[me * stride..me * stride + counts[me]], member == 0);
+            expect_length(comm, member, cell.len(), total)?;
+            add(mine, &cell[start..start + counts[me]], member == 0);
         }
         Ok(())
     }

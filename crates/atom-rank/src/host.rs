@@ -11,14 +11,14 @@ use crate::stats::{Gauges, Health, LaneHealth, LaneStats};
 use crate::supervisor::{self, Ended};
 use atom_base::{LaneId, Mesh, RequestId, Seat};
 use atom_engine::{EngineError, EngineLimits, Plan, Refusal, Request, Scheduler, SchedulerConfig};
-use atom_group::{Exchange, Facts, GroupState, Lattice};
+use atom_group::{Exchange, Facts, GroupState, Lattice, Meeting, Patience};
 use atom_model::{Model, ModelError};
 use atom_ops::{Backend, KvDType, OpsError, Reserve, StepShape};
 use atom_weights::Checkpoint;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -42,6 +42,8 @@ pub struct HostConfig {
     pub poison: bool,
     /// Looks before a waiting rank sleeps; 0 where ranks outnumber cores.
     pub spins: u32,
+    /// Deadlines of steps.
+    pub patience: Patience,
 }
 
 /// A running mesh of ranks.
@@ -49,8 +51,15 @@ pub struct Host {
     shared: Arc<HostShared>,
     limits: EngineLimits,
     queue_max: usize,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Mutex<Threads>,
     next_lane: AtomicUsize,
+}
+
+/// What [`Host::stop`] waits for.
+#[derive(Default)]
+struct Threads {
+    ranks: Vec<(u16, JoinHandle<()>)>, // with the number of their group
+    others: Vec<JoinHandle<()>>,       // supervisor and delivery: they end when the ranks have
 }
 
 /// Why a host did not start.
@@ -95,6 +104,8 @@ pub(crate) struct HostShared {
     pub(crate) epoch: Instant,
     pub(crate) groups: Vec<Arc<GroupShared>>,
     pub(crate) outbox: Arc<Outbox>,
+    /// Where ranks wait for each other before the first step: loading has no deadline.
+    loaded: Meeting,
     fault: OnceLock<String>,
     draining: AtomicBool,
 }
@@ -143,14 +154,15 @@ impl Host {
             shared: Arc::clone(&shared),
             progress,
         });
-        let mut threads = Vec::new();
+        let mut threads = Threads::default();
         for seat in config.mesh.seats() {
             let (starter, loaded, ended) = (Arc::clone(&starter), loaded_tx.clone(), ended_tx.clone());
-            threads.push(spawn(format!("rank {}", seat.rank), move || starter.rank(&seat, &loaded, &ended))?);
+            let rank = spawn(format!("rank {}", seat.rank), move || starter.rank(&seat, &loaded, &ended))?;
+            threads.ranks.push((seat.group, rank));
         }
         drop(ended_tx);
         let delivering = Arc::clone(&shared.outbox);
-        threads.push(spawn("deliver".into(), move || delivering.deliver())?);
+        threads.others.push(spawn("deliver".into(), move || delivering.deliver())?);
         let host = Self {
             shared,
             limits,
@@ -161,7 +173,7 @@ impl Host {
         host.wait_loaded(&loaded_rx)?;
         let watched = Arc::clone(&host.shared);
         let supervisor = spawn("supervisor".into(), move || supervisor::watch(&watched, &ended_rx))?;
-        host.threads.lock().unwrap_or_else(PoisonError::into_inner).push(supervisor);
+        host.lock_threads().others.push(supervisor);
         host.wait_ready()?;
         Ok(host)
     }
@@ -182,10 +194,9 @@ impl Host {
         self.limits.check(&request)?;
         let lane = request.lane.map_or_else(|| self.least_loaded(), |lane| usize::from(lane.0));
         let (group, lane_shared) = self.lane(lane);
-        let waiting =
-            self.shared.outbox.open_on(LaneId(lane as u16)).saturating_sub(self.limits.max_num_seqs);
-        if waiting >= self.queue_max {
-            return Err(Refusal::QueueFull { waiting });
+        let open = self.shared.outbox.open_on(LaneId(lane as u16));
+        if open >= self.limits.max_num_seqs + self.queue_max {
+            return Err(Refusal::QueueFull { waiting: open - self.limits.max_num_seqs });
         }
         let id = request.id;
         self.shared.outbox.route(id, LaneId(lane as u16), sink);
@@ -195,6 +206,9 @@ impl Host {
         if let Some(fault) = self.shared.fault.get()
             && self.shared.outbox.unroute(id).is_some()
         {
+            // Or another group was, and this lane has the mail: it must not compute for nobody.
+            lane_shared.mailbox.put(Mail::Abort(id));
+            group.exchange.ring();
             return Err(Refusal::Closed(format!("a rank failed: {fault}")));
         }
         Ok(())
@@ -225,7 +239,8 @@ impl Host {
     }
 
     /// Ends all groups once their requests are done, and joins the threads. A rank that is stuck is left
-    /// behind; the returned fault says so.
+    /// behind once its group was given up; the returned fault says so. Requests that nobody will compute
+    /// any more get an error.
     pub fn shutdown(self) -> Result<(), String> {
         self.stop();
         self.shared.fault.get().map_or(Ok(()), |fault| Err(fault.clone()))
@@ -237,17 +252,33 @@ impl Host {
             group.exit.store(true, Ordering::SeqCst);
             group.exchange.ring();
         }
-        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
-        let (deliver, ranks): (Vec<_>, Vec<_>) =
-            threads.into_iter().partition(|t| t.thread().name() == Some("deliver"));
-        for thread in ranks {
-            if self.shared.fault.get().is_none() || thread.is_finished() {
+        let Threads { ranks, others } = std::mem::take(&mut *self.lock_threads());
+        let mut left_behind = false;
+        for (group, thread) in ranks {
+            let group = &self.shared.groups[usize::from(group)];
+            let mut given_up = None;
+            while !thread.is_finished() {
+                if group.exchange.is_closed() {
+                    let since = *given_up.get_or_insert_with(Instant::now);
+                    if since.elapsed() > GIVE_UP_AFTER {
+                        left_behind = true;
+                        break;
+                    }
+                }
+                std::thread::park_timeout(STOP_LOOK_EVERY);
+            }
+            if thread.is_finished() {
                 // A panic was reported by the supervisor already.
                 let _ = thread.join();
             }
         }
         self.shared.outbox.close();
-        deliver.into_iter().for_each(|t| drop(t.join()));
+        // The supervisor waits for every rank: if one is stuck, it is left behind too.
+        others.into_iter().filter(|_| !left_behind).for_each(|t| drop(t.join()));
+    }
+
+    fn lock_threads(&self) -> MutexGuard<'_, Threads> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lane(&self, lane: usize) -> (&GroupShared, &LaneShared) {
@@ -269,6 +300,7 @@ impl Host {
         for (rank, result) in loaded.iter().take(self.shared.mesh.ranks()) {
             if let Err(source) = result {
                 // Ranks that did load must not wait for this one.
+                self.shared.loaded.close();
                 self.shared.groups.iter().for_each(|group| supervisor::close(group));
                 first_error.get_or_insert(HostError::Rank { rank, source });
             }
@@ -291,7 +323,11 @@ impl Host {
 }
 
 impl Drop for Host {
+    /// Whoever drops a host listens to no answer any more; [`Host::shutdown`] lets requests finish.
     fn drop(&mut self) {
+        for (id, lane) in self.shared.outbox.unroute_all() {
+            self.lane(usize::from(lane.0)).1.mailbox.put(Mail::Abort(id));
+        }
         self.stop();
     }
 }
@@ -320,7 +356,8 @@ impl HostShared {
             mesh,
             epoch: Instant::now(),
             groups: (0..mesh.groups()).map(|_| group()).collect(),
-            outbox: Outbox::new(),
+            outbox: Outbox::new(mesh.lanes()),
+            loaded: Meeting::new(mesh.ranks(), 0),
             fault: OnceLock::new(),
             draining: AtomicBool::new(false),
         }
@@ -387,7 +424,7 @@ impl Starter {
         let _ = loaded.send((seat.rank.0, report));
         let outcome = match (device, failed) {
             (Some(device), _) => {
-                let run = catch_unwind(AssertUnwindSafe(|| self.run(seat, device)));
+                let run = catch_unwind(AssertUnwindSafe(|| self.run_when_all_have_loaded(seat, device)));
                 run.unwrap_or_else(|panic| Err(format!("panicked: {}", text_of(&*panic))))
             }
             (None, failed) => Err(failed.unwrap_or_default()),
@@ -426,6 +463,14 @@ impl Starter {
         Ok(Device::new(backend, model, collectives, &reserve, seat.lane_in_group)?)
     }
 
+    fn run_when_all_have_loaded(&self, seat: &Seat, device: Device) -> Result<(), String> {
+        let gate = &self.shared.loaded;
+        gate.arrive(usize::from(seat.rank.0), 1);
+        let all = || (0..gate.seats()).all(|rank| gate.number(rank) > 0);
+        gate.wait_until(all, None).map_err(|_| "another rank could not be loaded".to_owned())?;
+        self.run(seat, device)
+    }
+
     fn run(&self, seat: &Seat, device: Device) -> Result<(), String> {
         let shared = Arc::clone(&self.shared.groups[usize::from(seat.group)]);
         let lane_in_group = seat.lane_in_group;
@@ -436,11 +481,12 @@ impl Starter {
                 lane_in_group,
                 outbox: Arc::clone(&self.shared.outbox),
                 epoch: self.shared.epoch,
-                state: GroupState::new(Arc::clone(&self.config.lattice), lanes, self.config.record_all),
+                state: GroupState::new(Arc::clone(&self.config.lattice), lanes, self.config.record_all)
+                    .with_patience(self.config.patience),
                 scheduler: Scheduler::new(self.config.scheduler.clone()),
                 device,
                 mail: VecDeque::new(),
-                events: Vec::with_capacity(EVENTS_RESERVED),
+                events: Vec::with_capacity(EVENTS_PER_SEQUENCE * self.config.scheduler.max_num_seqs),
                 facts: vec![Facts::default(); lanes],
                 last_signature: 0,
                 last_replay_us: 0,
@@ -469,5 +515,9 @@ fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())
 }
 
-/// Events of one step that fit without growing: a token for each request of a large batch.
-const EVENTS_RESERVED: usize = 1024;
+/// Events of one request in one step: it may start, get a token and end.
+const EVENTS_PER_SEQUENCE: usize = 3;
+/// How often a stopping host looks whether a rank has ended.
+const STOP_LOOK_EVERY: Duration = Duration::from_millis(1);
+/// What a rank has after its group was closed; every wait of the group returns at once.
+const GIVE_UP_AFTER: Duration = Duration::from_secs(2);

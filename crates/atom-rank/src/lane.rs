@@ -86,8 +86,9 @@ impl Lane {
     /// Says what the lane does from now on and how long that may take.
     fn note(&self, activity: Activity, patience: Duration) {
         let gauges = self.gauges();
-        gauges.patience_ms.store(patience.as_millis().min(u128::from(u64::MAX)) as u64, Ordering::Relaxed);
-        gauges.since_ms.store(self.now_ms(), Ordering::Relaxed);
+        let (now, patience) = (self.now_ms(), patience.as_millis().min(u128::from(u64::MAX)) as u64);
+        gauges.deadline_ms.store(now.saturating_add(patience), Ordering::Relaxed);
+        gauges.since_ms.store(now, Ordering::Relaxed);
         self.shared.exchange.note(self.lane_in_group, self.state.next_step(), activity);
     }
 
@@ -129,7 +130,9 @@ impl Lane {
         Gauges::add(&self.gauges().exchange_us, start.elapsed().as_micros() as u64);
         let (state, step) = settle(&self.state, &self.facts)?;
         self.state = state;
-        self.gauges().ready.store(self.state.ready(), Ordering::SeqCst);
+        if self.state.ready() {
+            self.gauges().ready.store(true, Ordering::SeqCst);
+        }
         Ok(step)
     }
 

@@ -5,7 +5,7 @@ use atom_base::{LaneId, RequestId};
 use atom_engine::{EngineError, Event};
 use crossbeam_queue::ArrayQueue;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::Thread;
 
@@ -16,6 +16,7 @@ pub type EventSink = Box<dyn FnMut(Event) + Send>;
 pub(crate) struct Outbox {
     ring: ArrayQueue<(RequestId, Event)>,
     routes: Mutex<HashMap<RequestId, Route>>,
+    open: Box<[AtomicUsize]>, // [lanes], routes of each
     thread: OnceLock<Thread>,
     closed: AtomicBool,
 }
@@ -29,10 +30,11 @@ struct Route {
 const RING_EVENTS: usize = 4096;
 
 impl Outbox {
-    pub(crate) fn new() -> Arc<Self> {
+    pub(crate) fn new(lanes: usize) -> Arc<Self> {
         Arc::new(Self {
             ring: ArrayQueue::new(RING_EVENTS),
             routes: Mutex::default(),
+            open: (0..lanes).map(|_| AtomicUsize::new(0)).collect(),
             thread: OnceLock::new(),
             closed: AtomicBool::new(false),
         })
@@ -40,17 +42,29 @@ impl Outbox {
 
     /// Registers where a request's events go; before the request can have any.
     pub(crate) fn route(&self, request: RequestId, lane: LaneId, sink: EventSink) {
-        self.lock_routes().insert(request, Route { lane, sink });
+        let mut routes = self.lock_routes();
+        routes.insert(request, Route { lane, sink });
+        self.open_of(lane).fetch_add(1, Ordering::SeqCst);
     }
 
     /// Forgets a request that its caller no longer listens to.
     pub(crate) fn unroute(&self, request: RequestId) -> Option<LaneId> {
-        self.lock_routes().remove(&request).map(|r| r.lane)
+        let route = self.lock_routes().remove(&request)?;
+        self.open_of(route.lane).fetch_sub(1, Ordering::SeqCst);
+        Some(route.lane)
     }
 
     /// Requests on this lane that have not ended.
     pub(crate) fn open_on(&self, lane: LaneId) -> usize {
-        self.lock_routes().values().filter(|r| r.lane == lane).count()
+        self.open_of(lane).load(Ordering::SeqCst)
+    }
+
+    /// Forgets every request; nobody listens to any of them any more.
+    pub(crate) fn unroute_all(&self) -> Vec<(RequestId, LaneId)> {
+        let mut routes = self.lock_routes();
+        let all = routes.drain().map(|(request, route)| (request, route.lane)).collect();
+        self.open.iter().for_each(|open| open.store(0, Ordering::SeqCst));
+        all
     }
 
     /// Fails every request of these lanes.
@@ -59,6 +73,7 @@ impl Outbox {
             let lost = lanes.contains(&route.lane);
             if lost {
                 (route.sink)(Event::Failed(error.clone()));
+                self.open_of(route.lane).fetch_sub(1, Ordering::SeqCst);
             }
             !lost
         });
@@ -72,7 +87,9 @@ impl Outbox {
                 self.hand_over(request, event);
             }
             if self.closed.load(Ordering::SeqCst) && self.ring.is_empty() {
-                return;
+                // Nobody computes any more: what is still open would wait for ever.
+                let lanes: Vec<LaneId> = (0..self.open.len()).map(|lane| LaneId(lane as u16)).collect();
+                return self.fail(&lanes, &EngineError::Rank("the engine was shut down".into()));
             }
             std::thread::park();
         }
@@ -90,7 +107,11 @@ impl Outbox {
         }
         for mut item in events.drain(..) {
             while let Err(back) = self.ring.push(item) {
-                // Bounded: the delivering thread never blocks, so a full ring empties.
+                // Bounded: the delivering thread never blocks, so a full ring empties, or it has ended and
+                // has answered every request itself.
+                if self.closed.load(Ordering::SeqCst) {
+                    break;
+                }
                 item = back;
                 self.wake();
                 std::thread::yield_now();
@@ -105,8 +126,13 @@ impl Outbox {
         let last = matches!(event, Event::Finished(_) | Event::Failed(_));
         (route.sink)(event);
         if last {
+            self.open_of(route.lane).fetch_sub(1, Ordering::SeqCst);
             routes.remove(&request);
         }
+    }
+
+    fn open_of(&self, lane: LaneId) -> &AtomicUsize {
+        &self.open[usize::from(lane.0)]
     }
 
     fn wake(&self) {

@@ -61,9 +61,11 @@ pub(crate) struct Gauges {
     pub(crate) padding_rows: AtomicU64,
     pub(crate) exchange_us: AtomicU64,
     pub(crate) replay_us: AtomicU64,
-    /// When the present activity began, and how long it may take; milliseconds since the host's start.
+    /// When the present activity began, in milliseconds since the host's start.
     pub(crate) since_ms: AtomicU64,
-    pub(crate) patience_ms: AtomicU64,
+    /// When it must be over. One word, written before the activity is: the supervisor must never see a
+    /// new deadline's parts mixed with an old one's.
+    pub(crate) deadline_ms: AtomicU64,
     counters: [AtomicU64; 11],
 }
 

@@ -46,11 +46,9 @@ fn look(host: &Arc<HostShared>) {
             if matches!(sighting.activity, Activity::Starting | Activity::Parked | Activity::Ended) {
                 continue;
             }
-            let since = shared.gauges.since_ms.load(Ordering::Relaxed);
-            let patience = shared.gauges.patience_ms.load(Ordering::Relaxed);
-            let late = now_ms.saturating_sub(since.saturating_add(patience));
+            let late = now_ms.saturating_sub(shared.gauges.deadline_ms.load(Ordering::Relaxed));
             if late > GRACE_MS {
-                lose(host, number, &format!("{sighting} is {late} ms past its deadline of {patience} ms"));
+                lose(host, number, &format!("{sighting} is {late} ms past its deadline"));
             }
         }
     }

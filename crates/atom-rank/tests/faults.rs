@@ -5,17 +5,21 @@ mod common;
 
 use atom_base::{FinishReason, RequestId, SamplingParams, ScoredToken, Seat};
 use atom_engine::{EngineError, Event, Refusal};
+use atom_group::Patience;
 use atom_ops::{Backend, Collectives, OpsError, Recording, Reserve, Slice, StepInputs, Weight};
 use atom_rank::{Host, HostError};
 use atom_weights::Tensor;
 use common::{Setup, ask, mesh, request, send, tiny};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// How a rank misbehaves, from its n-th replay on.
 #[derive(Clone, Copy)]
 enum Fault {
     Panic,
     Error,
+    /// Stays in a replay until the test lets go.
+    Hang(&'static Mutex<()>),
 }
 
 /// A CPU backend with a fault in one rank.
@@ -57,6 +61,7 @@ impl Backend for Faulty {
             match self.fault {
                 Fault::Panic => panic!("injected"),
                 Fault::Error => return Err(OpsError::Device("injected".into())),
+                Fault::Hang(lock) => drop(lock.lock()),
             }
         }
         self.replays_left = self.replays_left.saturating_sub(1);
@@ -103,6 +108,32 @@ fn a_rank_that_fails_answers_everybody_and_turns_health_red() {
             assert!(host.shutdown().is_err());
         }
     }
+}
+
+#[test]
+fn a_rank_that_hangs_is_given_up_and_nobody_waits_for_it() {
+    static LOCK: Mutex<()> = Mutex::new(());
+    let patience = Patience { min: Duration::from_millis(200), first: Duration::from_millis(400) };
+    for mesh in [mesh(1, 1, false), mesh(2, 1, false), mesh(2, 1, true)] {
+        let held = LOCK.lock().unwrap();
+        let setup = Setup { mesh, patience, ..Setup::default() };
+        let host = start(&setup, mesh.ranks() as u16 - 1, Fault::Hang(&LOCK), 20).unwrap();
+        let pending: Vec<_> = (0..4).map(|_| send(&host, long_request())).collect();
+        for answer in pending.into_iter().map(|p| p.wait()) {
+            assert!(matches!(answer.end, Some(Err(EngineError::Rank(_)))), "{answer:?}");
+        }
+        assert!(host.health().fault.is_some());
+        assert!(host.shutdown().is_err(), "it returns while the rank still hangs");
+        drop(held);
+    }
+}
+
+#[test]
+fn dropping_a_host_does_not_wait_for_answers() {
+    let host = Setup { max_model_len: 400_000, pages: 25_002, ..Setup::default() }.start(&tiny("llama"));
+    let endless = send(&host, request(&[1, 2, 3], 399_000, SamplingParams::greedy()));
+    assert!(matches!(endless.next(), Event::Started { .. }));
+    drop(host);
 }
 
 #[test]

@@ -143,7 +143,7 @@ fn requests(server: &Server, work: &Work) -> Result<Vec<Request>, ApiError> {
     let asked = work.prompts.len() * params.n as usize;
     let lanes = if params.lane.is_some() { 1 } else { limits.lanes };
     // More than the queues hold would be refused on an idle server too, and "try later" be a lie.
-    let max = limits.queue_max.saturating_mul(lanes);
+    let max = limits.queue_max.saturating_add(limits.max_num_seqs).saturating_mul(lanes);
     if asked > max {
         return Err(ApiError::TooManyJobs { asked, max });
     }

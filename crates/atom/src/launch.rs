@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use atom_base::{Mesh, MeshArgs, Seat, TokenId};
 use atom_cpu::{Activations, CpuBackend, CpuOptions, Isa, WeightShare};
 use atom_engine::SchedulerConfig;
-use atom_group::{Lattice, LatticeArgs};
+use atom_group::{Lattice, LatticeArgs, Patience};
 use atom_ops::{Backend, KvDType};
 use atom_rank::{Host, HostConfig, Progress};
 use atom_weights::{Checkpoint, DType, ModelConfig};
@@ -90,10 +90,17 @@ fn host_config(
 ) -> Result<HostConfig> {
     let model = checkpoint.config();
     let mesh = mesh(args)?;
-    let rows_max = args.max_num_batched_tokens.unwrap_or_else(|| {
-        default_rows(checkpoint, args.activations, threads.per_rank * mesh.ranks_per_lane())
-            .max(args.max_num_seqs)
-    });
+    let lane_threads = threads.per_rank * mesh.ranks_per_lane();
+    let rows_max = args
+        .max_num_batched_tokens
+        .unwrap_or_else(|| default_rows(checkpoint, args.activations, lane_threads).max(args.max_num_seqs));
+    let seconds = f64::from(rows_max) * row_seconds(checkpoint, args.activations, lane_threads);
+    ensure!(
+        seconds <= STEP_SECONDS_MAX,
+        "--max-num-batched-tokens {rows_max} makes steps of about {seconds:.0} s on {lane_threads} threads, and nobody \
+         would get a token meanwhile; at most {STEP_SECONDS_MAX} s are allowed, here {} rows",
+        (STEP_SECONDS_MAX / seconds * f64::from(rows_max)) as u32
+    );
     let lattice = Lattice::new(&LatticeArgs {
         rows_max,
         max_num_seqs: args.max_num_seqs,
@@ -145,16 +152,21 @@ fn host_config(
         record_all: true,
         poison: args.poison_padding,
         spins: threads.spins,
+        patience: Patience::default(),
     })
 }
 
-/// Rows that the slowest sensible step computes in [`STEP_SECONDS`], from the speed measured for the
-/// kernels of this format; a multiple of 32.
+/// Rows that a step computes in [`STEP_SECONDS`]; a multiple of 32.
 fn default_rows(checkpoint: &Checkpoint, activations: ActivationsArg, threads: usize) -> u32 {
+    let rows = STEP_SECONDS / row_seconds(checkpoint, activations, threads);
+    (rows as u32 / 32 * 32).clamp(32, 512)
+}
+
+/// What a row of a large step takes, by the speed measured for the kernels of these weights.
+fn row_seconds(checkpoint: &Checkpoint, activations: ActivationsArg, threads: usize) -> f64 {
     let integers = activations == ActivationsArg::Int8 && weights_are_quantised(checkpoint);
     let rate = if integers { INTEGER_WEIGHTS_PER_SECOND } else { FLOAT_WEIGHTS_PER_SECOND };
-    let rows = rate * threads as f64 * STEP_SECONDS / checkpoint.parameters() as f64;
-    (rows as u32 / 32 * 32).clamp(32, 512)
+    checkpoint.parameters() as f64 / (rate * threads as f64)
 }
 
 fn weights_are_quantised(checkpoint: &Checkpoint) -> bool {
@@ -234,6 +246,8 @@ fn progress(ranks: usize) -> Arc<Progress> {
 
 /// A step should keep a decoding neighbour waiting for less than half a second.
 const STEP_SECONDS: f64 = 0.4;
+/// A longer step would be taken for a stuck one: the first replay of a bucket may last a minute.
+const STEP_SECONDS_MAX: f64 = 20.0;
 /// Weights that one thread multiplies in a second in prefill, products of integers; three quarters of what was
 /// measured with SmolLM2-135M Q4_1 and AVX-512, to leave room for slower machines.
 const INTEGER_WEIGHTS_PER_SECOND: f64 = 80e9;

@@ -197,6 +197,10 @@ fn a_wrong_start_is_one_clear_line_and_a_failure() {
     refused(&["serve", "--port", "0", "--model", model, "--block-size", "17"], &["17"]);
     refused(&["serve", "--port", "0", "--model", model, "--token-graph-sizes", "9999999"], &["9999999"]);
     refused(&["serve", "--port", "0", "--model", model, "--kv-cache-memory", "1"], &["--kv-cache-memory"]);
+    refused(
+        &["serve", "--port", "0", "--model", model, "--max-num-batched-tokens", "60000"],
+        &["--max-num-batched-tokens 60000", "rows"],
+    );
     refused(&["serve", "--enable-expert-parallel"], &["--enable-expert-parallel"]);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();

@@ -6,7 +6,7 @@ use atom_base::{
 };
 use atom_cpu::{Activations, CpuBackend, CpuOptions, WeightShare};
 use atom_engine::{EngineError, Event, Request, SchedulerConfig};
-use atom_group::{Lattice, LatticeArgs};
+use atom_group::{Lattice, LatticeArgs, Patience};
 use atom_ops::{Backend, KvDType, OpsError};
 use atom_rank::{Host, HostConfig, HostError};
 use atom_weights::Checkpoint;
@@ -32,6 +32,7 @@ pub struct Setup {
     pub sizes: Option<Vec<u32>>,
     pub record_all: bool,
     pub poison: bool,
+    pub patience: Patience,
     pub eos: Vec<TokenId>,
 }
 
@@ -71,6 +72,7 @@ impl Default for Setup {
             record_all: true,
             // Padding must never matter, so every test proves it on the way.
             poison: true,
+            patience: Patience::default(),
             eos: Vec::new(),
         }
     }
@@ -100,6 +102,7 @@ impl Setup {
             record_all: self.record_all,
             poison: self.poison,
             spins: 0,
+            patience: self.patience,
         }
     }
 
