@@ -68,7 +68,11 @@ pub enum LatticeError {
         rows_max: u32,
     },
     /// More sizes than recordings are kept for.
-    #[error("ATOM_TOKEN_GRAPH_SIZES and the decode sizes make {count} buckets; at most {max} are kept", max = BUCKETS_MAX)]
+    #[error(
+        "--max-num-batched-tokens, --max-num-seqs and ATOM_TOKEN_GRAPH_SIZES make {count} step sizes; at most {max} are \
+         kept: lower the first two or list fewer sizes",
+        max = BUCKETS_MAX
+    )]
     TooMany {
         /// How many.
         count: usize,

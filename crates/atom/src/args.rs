@@ -142,6 +142,55 @@ pub(crate) struct EngineArgs {
     /// Start of the sequence of seeds for requests that bring none [default: from the clock].
     #[arg(long)]
     pub(crate) seed: Option<u64>,
+
+    #[command(flatten)]
+    pub(crate) unbuilt: UnbuiltArgs,
+}
+
+/// Flags of vLLM and ATOM that are known and not built: refused by name, see [`EngineArgs::refuse_unbuilt`].
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct UnbuiltArgs {
+    #[arg(long, hide = true)]
+    enable_expert_parallel: bool,
+    #[arg(long, hide = true)]
+    enforce_eager: bool,
+    #[arg(long, hide = true)]
+    load_dummy: bool,
+    #[arg(long, hide = true, value_name = "KEY")]
+    api_key: Option<String>,
+    #[arg(long, hide = true, value_name = "METHOD")]
+    quantization: Option<String>,
+    #[arg(long, hide = true, value_name = "METHOD")]
+    method: Option<String>,
+    #[arg(long, hide = true, value_name = "N")]
+    num_speculative_tokens: Option<u32>,
+}
+
+impl EngineArgs {
+    /// What isn't built is refused and never ignored.
+    pub(crate) fn refuse_unbuilt(&self) -> anyhow::Result<()> {
+        let UnbuiltArgs { enable_expert_parallel, enforce_eager, load_dummy, .. } = self.unbuilt;
+        let flags = [
+            ("--device cuda", self.device == Device::Cuda, "this build computes on the CPU"),
+            ("--enable-expert-parallel", enable_expert_parallel, "mixture-of-experts models are not"),
+            (
+                "--enforce-eager",
+                enforce_eager,
+                "every step replays a recording, which costs nothing on a CPU",
+            ),
+            ("--load-dummy", load_dummy, "weights are always read"),
+            ("--api-key", self.unbuilt.api_key.is_some(), "put a proxy that checks keys in front"),
+            ("--quantization", self.unbuilt.quantization.is_some(), "the checkpoint's own format is used"),
+            ("--method", self.unbuilt.method.is_some(), "there is no speculation"),
+            (
+                "--num-speculative-tokens",
+                self.unbuilt.num_speculative_tokens.is_some(),
+                "there is no speculation",
+            ),
+        ];
+        let asked = flags.into_iter().find(|(_, asked, _)| *asked);
+        asked.map_or(Ok(()), |(flag, _, why)| Err(anyhow::anyhow!("{flag} is not built yet: {why}")))
+    }
 }
 
 #[derive(Args, Debug)]
@@ -182,7 +231,7 @@ pub(crate) struct SamplingArgs {
     pub(crate) top_k: u32,
 
     /// Tokens to generate at the most [default: what is left of the context].
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: Option<u32>,
 }
 
@@ -277,6 +326,8 @@ pub(crate) struct SimArgs {
 pub(crate) enum Device {
     Auto,
     Cpu,
+    #[value(hide = true)]
+    Cuda,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -366,10 +417,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_built_is_refused_and_not_ignored() {
-        for flag in ["--enable-expert-parallel", "--enforce-eager", "--device=cuda", "--load-dummy"] {
-            assert!(parse(&["atom", "serve", flag]).is_err(), "{flag}");
+    fn what_is_not_built_is_refused_by_name() {
+        for flag in
+            ["--enable-expert-parallel", "--enforce-eager", "--device=cuda", "--load-dummy", "--api-key=x"]
+        {
+            let Command::Serve(args) = parse(&["atom", "serve", flag]).unwrap().command else { panic!() };
+            let refusal = args.engine.refuse_unbuilt().unwrap_err().to_string();
+            assert!(refusal.contains(&flag.replace("=cuda", " cuda").replace("=x", "")), "{flag}: {refusal}");
         }
+        let Command::Serve(args) = parse(&["atom", "serve"]).unwrap().command else { panic!() };
+        assert!(args.engine.refuse_unbuilt().is_ok());
+        assert!(parse(&["atom", "serve", "--no-such-flag"]).is_err());
     }
 
     #[test]

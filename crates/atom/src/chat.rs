@@ -3,10 +3,11 @@
 use crate::args::ChatArgs;
 use crate::generate::Speaker;
 use crate::launch::{Running, launch};
+use crate::output::{Gone, say};
 use anyhow::{Context, Result, ensure};
 use atom_text::TemplateInput;
 use serde_json::{Value, json};
-use std::io::{BufRead, IsTerminal, Write};
+use std::io::{BufRead, IsTerminal};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -19,10 +20,10 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
         "this model has no chat template; give one with --chat-template, or use `atom generate`"
     );
     let interrupt = watch_interrupts()?;
-    println!(
-        "{} — /reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops a reply",
-        running.served_name
-    );
+    let name = &running.served_name;
+    say(format_args!(
+        "{name} — /reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops a reply\n"
+    ))?;
     let system = || args.system.iter().map(|text| json!({"role": "system", "content": text})).collect();
     let mut messages: Vec<Value> = system();
     let mut speaker = Speaker::new(&running);
@@ -32,17 +33,18 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
             "/exit" | "/quit" => break,
             "/reset" => {
                 messages = system();
-                println!("(forgotten)");
+                say("(forgotten)\n")?;
                 continue;
             }
             text => messages.push(json!({"role": "user", "content": text})),
         }
         let prompt = render(&running, &messages)?;
-        match speaker.speak(&prompt, &args.sampling, &interrupt) {
+        match speaker.speak("", &prompt, &args.sampling, &interrupt) {
             Ok(reply) => {
-                println!("{}", if reply.interrupted { " [stopped]" } else { "" });
+                say(if reply.interrupted { " [stopped]\n" } else { "\n" })?;
                 messages.push(json!({"role": "assistant", "content": reply.text}));
             }
+            Err(error) if error.is::<Gone>() => return Err(error),
             Err(error) => {
                 messages.pop();
                 eprintln!("atom: {error:#}");
@@ -69,8 +71,7 @@ fn render(running: &Running, messages: &[Value]) -> Result<Vec<atom_base::TokenI
 /// The next line; `None` at the end of input.
 fn read_line(interrupt: &AtomicBool) -> Result<Option<String>> {
     if std::io::stdin().is_terminal() {
-        print!("> ");
-        std::io::stdout().flush().context("writing to standard output")?;
+        say("> ")?;
     }
     let mut line = String::new();
     let read = std::io::stdin().lock().read_line(&mut line).context("reading standard input")?;

@@ -2,11 +2,12 @@
 
 use crate::args::{GenerateArgs, SamplingArgs};
 use crate::launch::{Running, launch};
+use crate::output::say;
 use anyhow::{Context, Result, ensure};
 use atom_base::{FinishReason, RequestId, SamplingParams, StopParams, TokenId};
 use atom_engine::{Event, Request};
 use atom_text::Detokenizer;
-use std::io::{IsTerminal, Read, Write};
+use std::io::{IsTerminal, Read};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -22,10 +23,9 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
     ensure!(!tokens.is_empty(), "the prompt is empty: give one as an argument or on standard input");
     let mut speaker = Speaker::new(&running);
     speaker.ignore_eos = args.ignore_eos;
-    print!("{prompt}");
     let never = AtomicBool::new(false);
-    let reply = speaker.speak(&tokens, &args.sampling, &never)?;
-    println!();
+    let reply = speaker.speak(&prompt, &tokens, &args.sampling, &never)?;
+    say("\n")?;
     if args.stats {
         eprintln!("{}", reply.speed());
     }
@@ -66,15 +66,18 @@ impl<'a> Speaker<'a> {
         Self { running, next: 0, ignore_eos: false }
     }
 
-    /// Prints the continuation of `prompt` as it comes, until it ends or `interrupt` is set.
+    /// Prints `lead` once the request is taken, then the continuation of `prompt` as it comes, until it ends
+    /// or `interrupt` is set.
     pub(crate) fn speak(
         &mut self,
+        lead: &str,
         prompt: &[TokenId],
         args: &SamplingArgs,
         interrupt: &AtomicBool,
     ) -> Result<Reply> {
         let start = Instant::now();
         let (id, events) = self.submit(prompt, args)?;
+        say(lead)?;
         let mut text = Detokenizer::new(Arc::clone(&self.running.text.tokenizer), true);
         let mut reply = Reply {
             text: String::new(),
@@ -162,8 +165,7 @@ impl Reply {
 
     fn show(&mut self, delta: &str) -> Result<()> {
         self.text.push_str(delta);
-        let mut out = std::io::stdout();
-        out.write_all(delta.as_bytes()).and_then(|()| out.flush()).context("writing to standard output")
+        say(delta)
     }
 }
 

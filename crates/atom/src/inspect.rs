@@ -2,44 +2,49 @@
 
 use crate::args::InspectArgs;
 use crate::models;
+use crate::output::say;
 use crate::text::Text;
 use anyhow::{Context, Result};
 use atom_weights::Checkpoint;
+use std::fmt::Write;
 
 /// Prints it.
 pub(crate) fn run(args: &InspectArgs) -> Result<()> {
     let model = models::resolve(&args.model, &args.source)?;
     let checkpoint = Checkpoint::open(&model.path).context("opening the model")?;
     let config = checkpoint.config();
-    println!("model      {}", model.served_name);
-    println!("path       {}", model.path.display());
-    println!("contents   {}", checkpoint.description());
-    println!("bytes      {}", checkpoint.total_bytes());
-    println!("context    {} tokens", config.max_position);
-    println!(
+    let mut out = String::new();
+    writeln!(out, "model      {}", model.served_name)?;
+    writeln!(out, "path       {}", model.path.display())?;
+    writeln!(out, "contents   {}", checkpoint.description())?;
+    writeln!(out, "bytes      {}", checkpoint.total_bytes())?;
+    writeln!(out, "context    {} tokens", config.max_position)?;
+    writeln!(
+        out,
         "hidden     {}, MLP {}, vocabulary {}",
         config.hidden_size, config.intermediate_size, config.vocab_size
-    );
-    println!(
+    )?;
+    writeln!(
+        out,
         "attention  {} query heads, {} key/value heads of {}",
         config.q_heads, config.kv_heads, config.head_dim
-    );
-    println!("ends at    tokens {:?}", config.eos);
+    )?;
+    writeln!(out, "ends at    tokens {:?}", config.eos)?;
     match Text::load(&checkpoint, None) {
         Ok(text) if text.template.is_present() => {
-            println!("tokenizer  {} tokens, with chat template", text.tokenizer.vocab_size())
+            writeln!(out, "tokenizer  {} tokens, with chat template", text.tokenizer.vocab_size())?
         }
-        Ok(text) => println!("tokenizer  {} tokens, no chat template", text.tokenizer.vocab_size()),
-        Err(error) => println!("tokenizer  unusable: {error:#}"),
+        Ok(text) => writeln!(out, "tokenizer  {} tokens, no chat template", text.tokenizer.vocab_size())?,
+        Err(error) => writeln!(out, "tokenizer  unusable: {error:#}")?,
     }
     for name in checkpoint.unused() {
-        println!("unused     {name}");
+        writeln!(out, "unused     {name}")?;
     }
     if args.tensors {
         for name in checkpoint.names() {
             let tensor = checkpoint.tensor(name)?;
-            println!("{name:60} {:?} {:?}", tensor.dtype, tensor.shape);
+            writeln!(out, "{name:60} {:?} {:?}", tensor.dtype, tensor.shape)?;
         }
     }
-    Ok(())
+    say(out)
 }

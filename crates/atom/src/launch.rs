@@ -27,6 +27,7 @@ pub(crate) struct Running {
 
 /// Finds, opens, plans, starts; says on standard error what it decided.
 pub(crate) fn launch(args: &EngineArgs) -> Result<Running> {
+    args.refuse_unbuilt()?;
     let start = Instant::now();
     let model = models::resolve(&args.model, &args.source)?;
     let checkpoint = Arc::new(Checkpoint::open(&model.path).context("opening the model")?);
@@ -38,6 +39,7 @@ pub(crate) fn launch(args: &EngineArgs) -> Result<Running> {
         checkpoint.config().vocab_size
     );
     tracing::info!("{}: {}", model.served_name, checkpoint.description());
+    refuse_unused_layers(&checkpoint)?;
     let threads = Threads::new(args)?;
     let config = host_config(args, &checkpoint, &text, &threads)?;
     let (isa, per_rank, share) = (args.isa.map(isa), threads.per_rank, Arc::new(WeightShare::new()));
@@ -54,6 +56,23 @@ pub(crate) fn launch(args: &EngineArgs) -> Result<Running> {
     tracing::info!("ready in {:.2} s", start.elapsed().as_secs_f64());
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
     Ok(Running { host, text, served_name: model.served_name, seed: args.seed.unwrap_or_else(clock) })
+}
+
+/// Tensors of layers that the configuration doesn't mention: the checkpoint is damaged, or a model that this
+/// build would run wrongly. (Old Llama checkpoints carry rotary tables, which nobody needs.)
+fn refuse_unused_layers(checkpoint: &Checkpoint) -> Result<()> {
+    let of_layer = |name: &&String| name.contains("layers.") || name.starts_with("blk.");
+    let mut unused =
+        checkpoint.unused().iter().filter(of_layer).filter(|name| !name.ends_with("rotary_emb.inv_freq"));
+    match unused.next() {
+        None => Ok(()),
+        Some(first) => bail!(
+            "{} tensors of layers have no place in a model of {} layers, the first is {first}: the checkpoint is damaged \
+             or of a kind that this build can't run",
+            unused.count() + 1,
+            checkpoint.config().layers
+        ),
+    }
 }
 
 /// How cores are dealt to ranks.

@@ -11,6 +11,7 @@ mod generate;
 mod inspect;
 mod launch;
 mod models;
+mod output;
 mod serve;
 mod simulate;
 mod source;
@@ -38,8 +39,29 @@ fn main() -> ExitCode {
     outcome.map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS)
 }
 
-/// One line that says what and why, causes included.
+/// One line that says what and why. A cause that its effect has told already is left out.
 fn fail(error: &anyhow::Error) -> ExitCode {
-    eprintln!("atom: {error:#}");
+    eprintln!("atom: {}", in_one_line(error));
     ExitCode::FAILURE
+}
+
+fn in_one_line(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    #[test]
+    fn a_refusal_is_said_once() {
+        let error = anyhow!("9 heads").context("rank 0: 9 heads").context("starting");
+        assert_eq!(super::in_one_line(&error), "starting: rank 0: 9 heads");
+    }
 }

@@ -1,20 +1,19 @@
 //! `atom pull` and `atom list`.
 
 use crate::args::{PullArgs, SourceArgs};
+use crate::output::say;
 use crate::source::{self, Progress, ResolvedModel, SourceOptions, Table};
 use anyhow::Result;
 
 /// Fetches and verifies.
 pub(crate) fn pull(args: &PullArgs) -> Result<()> {
     let model = source::pull(&args.model, &options(&args.source)?)?;
-    println!("{}", model.path.display());
-    Ok(())
+    say(format_args!("{}\n", model.path.display()))
 }
 
 /// Prints the catalog and the cache.
 pub(crate) fn list(args: &SourceArgs) -> Result<()> {
-    print!("{}", Table(&source::list(&options(args)?)));
-    Ok(())
+    say(Table(&source::list(&options(args)?)))
 }
 
 /// What the user typed, on this machine.

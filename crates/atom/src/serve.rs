@@ -3,6 +3,7 @@
 use crate::args::ServeArgs;
 use crate::engine::HostEngine;
 use crate::launch::{Running, launch};
+use crate::output::say;
 use anyhow::{Context, Result, anyhow, bail};
 use atom_serve::{SeedSource, Server, ServerOptions, TextModel};
 use std::net::SocketAddr;
@@ -34,7 +35,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let server = Server::new(Arc::new(HostEngine(Arc::clone(&host))), text, options);
     let outcome = runtime.block_on(async {
         let shown = listener.local_addr().context("the listener's address")?;
-        println!("serving {model} on http://{shown}/v1 (Ctrl-C to stop)");
+        say(format_args!("serving {model} on http://{shown}/v1 (Ctrl-C to stop)\n"))?;
         let drained = atom_serve::serve(listener, server, stop(Arc::clone(&host))).await;
         if drained.cut > 0 {
             bail!("{} requests were cut short by the end of the drain", drained.cut);
@@ -62,12 +63,20 @@ async fn stop(host: Arc<atom_rank::Host>) {
     };
     tokio::select! {
         _ = terminate.recv() => tracing::info!("SIGTERM"),
-        _ = interrupt.recv() => tracing::info!("interrupted"),
+        _ = interrupt.recv() => tracing::info!("interrupted; once more ends at once"),
         () = lost => tracing::error!("a rank was lost; stopping"),
     }
+    // Whoever presses Ctrl-C again does not want to wait for running requests.
+    tokio::spawn(async move {
+        interrupt.recv().await;
+        tracing::warn!("interrupted again: running requests are cut");
+        std::process::exit(EXIT_INTERRUPTED);
+    });
 }
 
 /// HTTP is light beside the model; two threads keep one slow parse from blocking the rest.
 const REACTOR_THREADS: usize = 2;
 /// How soon after a fault the process begins to stop.
 const FAULT_LOOK_EVERY: Duration = Duration::from_millis(250);
+/// What a shell expects of a program that an interrupt ended.
+const EXIT_INTERRUPTED: i32 = 130;

@@ -1,6 +1,7 @@
 //! `atom sim`: seeded worlds of lanes over the scheduler and protocol that ship.
 
 use crate::args::SimArgs;
+use crate::output::say;
 use anyhow::{Result, ensure};
 use atom_sim::{CostModel, WorldArgs, WorldOptions};
 
@@ -14,7 +15,7 @@ pub(crate) fn run(args: &SimArgs) -> Result<()> {
         cost: CostModel::default(),
     })?;
     let report = atom_sim::run_seeds(seeds, &options);
-    print!("{report}");
+    say(&report)?;
     ensure!(report.failures.is_empty(), "{} worlds broke a rule", report.failures.len());
     Ok(())
 }

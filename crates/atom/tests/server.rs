@@ -201,7 +201,7 @@ fn a_wrong_start_is_one_clear_line_and_a_failure() {
         &["serve", "--port", "0", "--model", model, "--max-num-batched-tokens", "60000"],
         &["--max-num-batched-tokens 60000", "rows"],
     );
-    refused(&["serve", "--enable-expert-parallel"], &["--enable-expert-parallel"]);
+    refused(&["serve", "--enable-expert-parallel"], &["--enable-expert-parallel is not built yet"]);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     refused(&["serve", "--port", &port, "--model", model], &[&port, "--port"]);
