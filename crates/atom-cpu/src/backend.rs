@@ -18,10 +18,23 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Activations {
     /// Signed bytes, one scale per row and 32 inputs: integer products, the fastest.
-    #[default]
     Int8,
-    /// f32, exact but for rounding; several times the work.
+    /// Two of those, the second for what the first left over: integer products, nearly exact.
+    #[default]
+    Int16,
+    /// f32, exact but for rounding.
     F32,
+}
+
+impl Activations {
+    /// Sets of codes that a row is made into.
+    pub(crate) fn planes(self) -> usize {
+        match self {
+            Self::F32 => 0,
+            Self::Int8 => 1,
+            Self::Int16 => 2,
+        }
+    }
 }
 
 /// How a rank uses the processor.

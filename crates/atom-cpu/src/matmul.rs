@@ -49,9 +49,9 @@ pub(crate) struct Operands<'a> {
 /// Quantised activations, row by row without gaps.
 #[derive(Clone, Copy)]
 pub(crate) struct Codes<'a> {
-    /// `[rows, inputs]`
+    /// `[rows, planes * inputs]`
     pub(crate) codes: Rows<'a, i8>,
-    /// `[rows, inputs / 32]`
+    /// `[rows, planes * inputs / 32]`
     pub(crate) scales: Rows<'a, BlockScale>,
 }
 

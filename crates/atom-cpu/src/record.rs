@@ -22,6 +22,8 @@ pub(crate) struct Recorded {
     pub(crate) floats: usize,
     /// Bytes of quantised activations, at the most.
     pub(crate) codes: usize,
+    /// Planes of codes of a row: 1 or 2, 0 if there are none.
+    pub(crate) planes: usize,
     /// Floats of gathered columns, at the most.
     pub(crate) gathered: usize,
     /// Members of the largest collective.
@@ -59,7 +61,7 @@ pub(crate) fn record(
     for (index, op) in recording.ops().iter().enumerate() {
         check.op(op).map_err(|what| OpsError::Weights(format!("operator {index}, {}: {what}", name(op))))?;
     }
-    let quantises = |weight: Weight| activations == Activations::Int8 && check.is_quantised(weight);
+    let quantises = |weight: Weight| activations.planes() > 0 && check.is_quantised(weight);
     let capacities = recording.collectives().iter().map(|collective| collective.elements);
     let steps = phases(recording.ops(), quantises, |buf| check.spec(buf).extent, capacities);
     let mut floats = 0;
@@ -76,6 +78,7 @@ pub(crate) fn record(
         steps,
         floats,
         codes: 0,
+        planes: activations.planes(),
         gathered: 0,
         members: shape.lanes,
         tokens: usize::MAX,
@@ -90,7 +93,7 @@ impl Recorded {
     fn make_room(&mut self, op: &Op, check: &Check<'_>, quantises: &impl Fn(Weight) -> bool) {
         match op {
             Op::Linear { x, weight, .. } if quantises(*weight) => {
-                self.codes = self.codes.max(check.spec(*x).capacity(&self.shape));
+                self.codes = self.codes.max(self.planes * check.spec(*x).capacity(&self.shape));
             }
             Op::GatherColumns { widths, .. } => {
                 let widest = widths.iter().copied().max().unwrap_or(0);

@@ -154,7 +154,7 @@ impl Replay<'_> {
         // SAFETY: as for `phase`; the recording quantises this buffer.
         unsafe {
             let (x, map) = (self.buffer(x), self.map(x));
-            let (codes, scales) = self.view.codes(rows, x.width());
+            let (codes, scales) = self.view.codes(rows, self.recorded.planes * x.width());
             for row in share(rows, worker.index, worker.count) {
                 quantise_row(self.isa, x.row(map.at(row)), codes.row_mut(row), scales.row_mut(row));
             }
@@ -175,7 +175,7 @@ impl Replay<'_> {
         unsafe {
             let (map, x, out) = (self.map(x), self.buffer(x), self.buffer(out));
             let codes = quantised.then(|| {
-                let (codes, scales) = self.view.codes(rows, x.width());
+                let (codes, scales) = self.view.codes(rows, self.recorded.planes * x.width());
                 Codes { codes, scales }
             });
             let bias = bias.map(|bias| self.vector(bias));

@@ -100,7 +100,7 @@ impl<'a> View<'a> {
         unsafe { Rows::from_raw(self.floats.add(place.offset), place.rows, place.width) }
     }
 
-    /// Room for the codes and scales of `rows` rows of `width` activations.
+    /// Room for the codes and scales of `rows` rows of `width` codes.
     ///
     /// # Safety
     /// The recording quantises a buffer of at least so many elements.

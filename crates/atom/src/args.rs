@@ -117,8 +117,9 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_enum)]
     pub(crate) isa: Option<IsaArg>,
 
-    /// Activations that meet quantised weights: 8-bit integers (fast) or f32 (exact, slower).
-    #[arg(long, value_enum, default_value_t = ActivationsArg::Int8)]
+    /// Activations that meet quantised weights: 16-bit integers (nearly exact), 8-bit ones (as most engines
+    /// have it, faster, and flips near-ties between tokens), or f32.
+    #[arg(long, value_enum, default_value_t = ActivationsArg::Int16)]
     pub(crate) activations: ActivationsArg,
 
     /// Row counts of recordings above max-num-seqs, for example 64,128,256 [default: a dense set].
@@ -348,6 +349,7 @@ pub(crate) enum IsaArg {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ActivationsArg {
     Int8,
+    Int16,
     F32,
 }
 

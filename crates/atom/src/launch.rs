@@ -45,6 +45,7 @@ pub(crate) fn launch(args: &EngineArgs) -> Result<Running> {
     let (isa, per_rank, share) = (args.isa.map(isa), threads.per_rank, Arc::new(WeightShare::new()));
     let activations = match args.activations {
         ActivationsArg::Int8 => Activations::Int8,
+        ActivationsArg::Int16 => Activations::Int16,
         ActivationsArg::F32 => Activations::F32,
     };
     let backend = move |_: &Seat| {
@@ -183,8 +184,11 @@ fn default_rows(checkpoint: &Checkpoint, activations: ActivationsArg, threads: u
 
 /// What a row of a large step takes, by the speed measured for the kernels of these weights.
 fn row_seconds(checkpoint: &Checkpoint, activations: ActivationsArg, threads: usize) -> f64 {
-    let integers = activations == ActivationsArg::Int8 && weights_are_quantised(checkpoint);
-    let rate = if integers { INTEGER_WEIGHTS_PER_SECOND } else { FLOAT_WEIGHTS_PER_SECOND };
+    let rate = match activations {
+        ActivationsArg::Int8 if weights_are_quantised(checkpoint) => INT8_WEIGHTS_PER_SECOND,
+        ActivationsArg::Int16 if weights_are_quantised(checkpoint) => INT16_WEIGHTS_PER_SECOND,
+        _ => FLOAT_WEIGHTS_PER_SECOND,
+    };
     checkpoint.parameters() as f64 / (rate * threads as f64)
 }
 
@@ -269,7 +273,9 @@ const STEP_SECONDS: f64 = 0.4;
 const STEP_SECONDS_MAX: f64 = 20.0;
 /// Weights that one thread multiplies in a second in prefill, products of integers; three quarters of what was
 /// measured with SmolLM2-135M Q4_1 and AVX-512, to leave room for slower machines.
-const INTEGER_WEIGHTS_PER_SECOND: f64 = 80e9;
+const INT8_WEIGHTS_PER_SECOND: f64 = 80e9;
+/// The same with two planes of activations.
+const INT16_WEIGHTS_PER_SECOND: f64 = 50e9;
 /// The same for products of f32.
 const FLOAT_WEIGHTS_PER_SECOND: f64 = 32e9;
 /// Looks at a peer's number before sleeping: some microseconds.

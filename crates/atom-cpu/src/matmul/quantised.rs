@@ -29,6 +29,8 @@ pub(super) struct Quantised {
     pub(super) codes: *const i8,
     /// `[inputs / 32]`
     pub(super) scales: *const BlockScale,
+    /// 1, or 2 if another set of both stands behind the first: what it left over.
+    pub(super) planes: usize,
 }
 
 /// A block format.
@@ -71,7 +73,10 @@ impl<Q: Blocks> Kernel for Q {
     unsafe fn row(operands: &Operands<'_>, row: usize) -> Self::Row {
         let Codes { codes, scales } = operands.codes.expect("chosen only when there are codes");
         // SAFETY: passed on.
-        unsafe { Quantised { codes: codes.row(row).as_ptr(), scales: scales.row(row).as_ptr() } }
+        unsafe {
+            let planes = codes.width() / operands.x.width();
+            Quantised { codes: codes.row(row).as_ptr(), scales: scales.row(row).as_ptr(), planes }
+        }
     }
 
     #[inline(always)]
@@ -83,16 +88,18 @@ impl<Q: Blocks> Kernel for Q {
         ahead: usize,
     ) -> [[S::F; P]; R] {
         let mut sums = [[s.splat(0.0); P]; R];
-        for b in 0..blocks {
-            if ahead > 0 {
+        // The second plane meets panels that the first one left in the cache.
+        for x_block in 0..rows[0].planes * blocks {
+            let b = if x_block < blocks { x_block } else { x_block - blocks };
+            if ahead > 0 && x_block < blocks {
                 prefetch::<Q, S, P>(s, &panels, blocks, b, ahead);
             }
-            // SAFETY: rows and panels have `blocks` blocks.
+            // SAFETY: panels have `blocks` blocks, rows as many in each plane.
             let dots = unsafe {
                 if Q::NIBBLES {
-                    nibble_dots::<Q, S, R, P>(s, &rows, &panels, b)
+                    nibble_dots::<Q, S, R, P>(s, &rows, &panels, b, x_block)
                 } else {
-                    byte_dots::<Q, S, R, P>(s, &rows, &panels, b)
+                    byte_dots::<Q, S, R, P>(s, &rows, &panels, b, x_block)
                 }
             };
             for p in 0..P {
@@ -100,7 +107,7 @@ impl<Q: Blocks> Kernel for Q {
                 let (step, minimum) = unsafe { scales::<Q, S>(s, panels[p], blocks, b) };
                 for r in 0..R {
                     // SAFETY: as above.
-                    let x = unsafe { &*rows[r].scales.add(b) };
+                    let x = unsafe { &*rows[r].scales.add(x_block) };
                     sums[r][p] = s.fma(s.mul(step, s.splat(x.step)), s.to_float(dots[r][p]), sums[r][p]);
                     if Q::MINIMUM {
                         sums[r][p] = s.fma(minimum, s.splat(x.scaled_total), sums[r][p]);
@@ -115,19 +122,20 @@ impl<Q: Blocks> Kernel for Q {
 /// Integer sums of one block.
 ///
 /// # Safety
-/// Rows and panels have more than `block` blocks.
+/// Panels have more than `block` blocks, rows more than `x_block`.
 #[inline(always)]
 unsafe fn nibble_dots<Q: Blocks, S: Quads, const R: usize, const P: usize>(
     s: S,
     rows: &[Quantised; R],
     panels: &[*const u8; P],
     block: usize,
+    x_block: usize,
 ) -> [[S::I; P]; R] {
     let mut start = [0; R];
     let mut sums = [[s.nibbles(0); P]; R];
     for r in 0..R {
         // SAFETY: the row has this block.
-        start[r] = -Q::ZERO * unsafe { (*rows[r].scales.add(block)).total };
+        start[r] = -Q::ZERO * unsafe { (*rows[r].scales.add(x_block)).total };
         sums[r] = [s.nibbles(start[r]); P];
     }
     for quad in 0..QUADS_PER_HALF {
@@ -140,7 +148,7 @@ unsafe fn nibble_dots<Q: Blocks, S: Quads, const R: usize, const P: usize>(
         for r in 0..R {
             // SAFETY: the row has this block.
             let (x_low, x_high) =
-                unsafe { (rows[r].quad(block, quad), rows[r].quad(block, quad + QUADS_PER_HALF)) };
+                unsafe { (rows[r].quad(x_block, quad), rows[r].quad(x_block, quad + QUADS_PER_HALF)) };
             for p in 0..P {
                 sums[r][p] = s.dot_nibbles(sums[r][p], pairs[p].0, x_low);
                 sums[r][p] = s.dot_nibbles(sums[r][p], pairs[p].1, x_high);
@@ -159,18 +167,19 @@ unsafe fn nibble_dots<Q: Blocks, S: Quads, const R: usize, const P: usize>(
 /// As [`nibble_dots`], for codes of a byte.
 ///
 /// # Safety
-/// Rows and panels have more than `block` blocks.
+/// Panels have more than `block` blocks, rows more than `x_block`.
 #[inline(always)]
 unsafe fn byte_dots<Q: Blocks, S: Quads, const R: usize, const P: usize>(
     s: S,
     rows: &[Quantised; R],
     panels: &[*const u8; P],
     block: usize,
+    x_block: usize,
 ) -> [[S::I; P]; R] {
     let mut sums = [[s.bytes(0); P]; R];
     for r in 0..R {
         // SAFETY: the row has this block.
-        sums[r] = [s.bytes(unsafe { (*rows[r].scales.add(block)).total }); P];
+        sums[r] = [s.bytes(unsafe { (*rows[r].scales.add(x_block)).total }); P];
     }
     for quad in 0..2 * QUADS_PER_HALF {
         let mut weights = [s.load_codes(&NO_CODES); P];
@@ -180,7 +189,7 @@ unsafe fn byte_dots<Q: Blocks, S: Quads, const R: usize, const P: usize>(
         }
         for r in 0..R {
             // SAFETY: the row has this block.
-            let x = unsafe { rows[r].quad(block, quad) };
+            let x = unsafe { rows[r].quad(x_block, quad) };
             for p in 0..P {
                 sums[r][p] = s.dot_bytes(sums[r][p], weights[p], x);
             }

@@ -67,7 +67,7 @@ impl Default for Setup {
             prefix_cache: true,
             threads: 1,
             kv_dtype: KvDType::F32,
-            activations: Activations::Int8,
+            activations: Activations::default(),
             sizes: None,
             record_all: true,
             // Padding must never matter, so every test proves it on the way.
