@@ -363,9 +363,11 @@ impl HostShared {
         }
     }
 
-    /// Keeps the first fault; true if this is it.
-    pub(crate) fn set_fault(&self, reason: &str) -> bool {
-        self.fault.set(reason.to_owned()).is_ok()
+    /// Keeps the first fault, and logs it.
+    pub(crate) fn set_fault(&self, reason: &str) {
+        if self.fault.set(reason.to_owned()).is_ok() {
+            tracing::error!("a group is lost: {reason}");
+        }
     }
 
     /// Numbers of a group's lanes over the whole mesh.
@@ -494,6 +496,8 @@ impl Starter {
             };
             let outcome = lane.run();
             if let Err(error) = &outcome {
+                // Before any answer: who gets one must find health red.
+                self.shared.set_fault(&reason(seat, error));
                 let error = EngineError::Rank(error.to_string());
                 lane.scheduler.fail_all(&error, &mut lane.events);
                 self.shared.outbox.post(&mut lane.events);
@@ -504,6 +508,11 @@ impl Starter {
         };
         outcome.map_err(|e| e.to_string())
     }
+}
+
+/// A fault with the rank that it happened in.
+pub(crate) fn reason(seat: &Seat, error: &impl std::fmt::Display) -> String {
+    format!("rank {} (lane {}): {error}", seat.rank, seat.lane)
 }
 
 fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, HostError> {

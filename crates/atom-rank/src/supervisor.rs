@@ -1,7 +1,7 @@
 //! One thread that decides whether the host can go on: it hears of every rank that ends and watches
 //! every lane's deadline. Loss is decided here and nowhere else.
 
-use crate::host::{GroupShared, HostShared};
+use crate::host::{GroupShared, HostShared, reason};
 use atom_base::Seat;
 use atom_engine::EngineError;
 use atom_group::Activity;
@@ -23,9 +23,8 @@ pub(crate) fn watch(host: &Arc<HostShared>, ended: &Receiver<Ended>) {
         match ended.recv_timeout(LOOK_EVERY) {
             Ok(Ended { seat, outcome }) => {
                 left -= 1;
-                if let Err(reason) = outcome {
-                    let reason = format!("rank {} (lane {}): {reason}", seat.rank, seat.lane);
-                    lose(host, usize::from(seat.group), &reason);
+                if let Err(error) = outcome {
+                    lose(host, usize::from(seat.group), &reason(&seat, &error));
                 }
             }
             Err(RecvTimeoutError::Timeout) => look(host),
@@ -56,10 +55,7 @@ fn look(host: &Arc<HostShared>) {
 
 /// Ends a group: the first reason is kept, every wait returns, every request is answered.
 fn lose(host: &Arc<HostShared>, group: usize, reason: &str) {
-    let first = host.set_fault(reason);
-    if first {
-        tracing::error!("group {group} is lost: {reason}");
-    }
+    host.set_fault(reason);
     close(&host.groups[group]);
     let error = EngineError::Rank(reason.to_owned());
     host.outbox.fail(&host.lanes_of(group), &error);
