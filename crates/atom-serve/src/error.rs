@@ -60,7 +60,7 @@ pub(crate) enum ApiError {
     PromptTooLong { bytes: usize, tokens_min: usize, context: usize },
     /// The client's fault: more continuations in one body than can ever wait.
     #[error(
-        "this request asks for {asked} continuations (prompts times n), but at most {max} can wait here; send \
+        "this request asks for {asked} continuations (prompts times n), but at most {max} can run and wait here; send \
          fewer at once"
     )]
     TooManyJobs { asked: usize, max: usize },

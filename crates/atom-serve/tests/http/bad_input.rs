@@ -47,7 +47,7 @@ async fn fields_out_of_range_or_of_the_wrong_type_are_refused_by_name_and_number
         (json!({"n": 0}), "n", &["is 0", "1 to 128"]),
         (json!({"n": -1}), "n", &["-1"]),
         (json!({"n": 129}), "n", &["129"]),
-        (json!({"n": 100}), "n", &["100 continuations", "at most 64"]),
+        (json!({"n": 100}), "n", &["100 continuations", "at most 80"]),
         (json!({"n": "two"}), "n", &["the string \"two\""]),
         (json!({"n": 1.5}), "n", &["1.5"]),
         (json!({"temperature": -0.1}), "temperature", &["-0.1", "from 0 to 2"]),
