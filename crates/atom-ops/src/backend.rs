@@ -84,6 +84,10 @@ pub trait Backend: Send {
     /// A matrix for [`crate::Op::Linear`]; the outputs of several slices stand one behind the other.
     fn load_matrix(&mut self, parts: &[Slice]) -> Result<Weight, OpsError>;
 
+    /// The matrices of all experts held here, in order, for [`crate::Op::Experts`]; of each expert the
+    /// outputs of several slices stand one behind the other. All have the same shape.
+    fn load_experts(&mut self, experts: &[Vec<Slice>]) -> Result<Weight, OpsError>;
+
     /// A vector (norm weight, bias) as f32; several slices are concatenated.
     fn load_vector(&mut self, parts: &[Slice]) -> Result<Weight, OpsError>;
 
@@ -105,6 +109,18 @@ pub trait Backend: Send {
         collectives: &dyn Collectives,
         results: &mut [ScoredToken],
     ) -> Result<(), OpsError>;
+
+    /// What went to experts in the last replay, over all layers.
+    fn expert_rows(&self) -> ExpertRows;
+}
+
+/// Rows times experts of one replay of one rank, summed over layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExpertRows {
+    /// Choices that this rank's own rows made: `rows * top_k * layers` with a router, never padding.
+    pub chosen: u64,
+    /// Choices, of whatever lane's rows, that this rank computed its share of.
+    pub computed: u64,
 }
 
 /// Meetings inside a recording, called by each rank's thread in recording order.
@@ -142,5 +158,18 @@ pub trait Collectives: Sync {
         counts: &[usize],
         stride: usize,
         mine: &mut [f32],
+    ) -> Result<(), OpsError>;
+
+    /// Brings `counts[m]` elements for every member `m`, one behind the other in `mine`, and receives
+    /// `due[m]` from each, one behind the other in `out`. Every pair agrees: what `a` brings for `b` is
+    /// what is due to `b` from `a`.
+    fn all_to_all(
+        &self,
+        comm: Comm,
+        capacity: usize,
+        mine: &[f32],
+        counts: &[usize],
+        due: &[usize],
+        out: &mut [f32],
     ) -> Result<(), OpsError>;
 }

@@ -18,9 +18,10 @@ mod ops;
 mod recording;
 mod step;
 
-pub use backend::{Backend, Collectives, KvDType, OpsError, Reserve, Slice, Weight};
+pub use backend::{Backend, Collectives, ExpertRows, KvDType, OpsError, Reserve, Slice, Weight};
 pub use ops::{Ops, Rotary};
 pub use recording::{
-    AttentionSpec, Buf, BufSpec, Collective, CollectiveKind, Comm, Extent, Op, Recording, StepShape,
+    AttentionSpec, Buf, BufSpec, Collective, CollectiveKind, Comm, ExpertSpec, Extent, NO_EXPERT, Op,
+    Recording, RouteSpec, StepShape,
 };
 pub use step::{PageTables, StepInputs};

@@ -2,7 +2,8 @@
 
 use crate::backend::Weight;
 use crate::recording::{
-    AttentionSpec, Buf, BufSpec, Collective, CollectiveKind, Comm, Extent, Op, Recording, StepShape,
+    AttentionSpec, Buf, BufSpec, Collective, CollectiveKind, Comm, ExpertSpec, Extent, Op, Recording,
+    RouteSpec, StepShape,
 };
 use std::sync::Arc;
 
@@ -87,6 +88,82 @@ impl Ops {
     pub fn gated_silu(&mut self, gate_up: Buf, out: Buf) {
         assert_eq!(self.spec(gate_up).width, 2 * self.spec(out).width, "gate_up holds gate and up");
         self.ops.push(Op::GatedSilu { gate_up, out });
+    }
+
+    /// See [`Op::SquareSums`].
+    pub fn square_sums(&mut self, qkv: Buf, spec: &Arc<AttentionSpec>, out: Buf) {
+        assert_eq!(self.spec(out), BufSpec { extent: self.spec(qkv).extent, width: 2 }, "sums of q and k");
+        self.ops.push(Op::SquareSums { qkv, spec: Arc::clone(spec), out });
+    }
+
+    /// See [`Op::ScaleHeads`].
+    pub fn scale_heads(
+        &mut self,
+        qkv: Buf,
+        spec: &Arc<AttentionSpec>,
+        sums: Buf,
+        weights: (Weight, Weight),
+        elements: (usize, usize),
+        eps: f32,
+    ) {
+        assert_eq!(self.spec(sums), BufSpec { extent: self.spec(qkv).extent, width: 2 }, "sums of q and k");
+        self.ops.push(Op::ScaleHeads { qkv, spec: Arc::clone(spec), sums, weights, elements, eps });
+    }
+
+    /// See [`Op::Add`].
+    pub fn add(&mut self, x: Buf, out: Buf) {
+        self.same(x, out);
+        self.ops.push(Op::Add { x, out });
+    }
+
+    /// See [`Op::Route`].
+    pub fn route(&mut self, logits: Buf, bias: Option<Weight>, spec: &Arc<RouteSpec>, out: Buf) {
+        assert_eq!(self.spec(logits), BufSpec { extent: Extent::Rows, width: spec.experts }, "router logits");
+        assert_eq!(self.spec(out), BufSpec { extent: Extent::Rows, width: 2 * spec.top_k }, "routes");
+        self.ops.push(Op::Route { logits, bias, spec: Arc::clone(spec), out });
+    }
+
+    /// See [`Op::Experts`].
+    pub fn experts(
+        &mut self,
+        (x, routes): (Buf, Buf),
+        (gate_up, down): (Weight, Weight),
+        spec: &Arc<ExpertSpec>,
+        (inner, gated): (Buf, Buf),
+        out: Buf,
+    ) {
+        let extent = self.spec(x).extent;
+        let is = |buf: Buf, width: usize| self.spec(buf) == BufSpec { extent, width };
+        assert!(is(routes, 2 * spec.top_k), "routes of {x:?}: {:?}", self.spec(routes));
+        assert!(is(inner, 2 * spec.top_k * spec.width), "scratch of gate and up: {:?}", self.spec(inner));
+        assert!(is(gated, spec.top_k * spec.width), "scratch of their product: {:?}", self.spec(gated));
+        let hidden = self.spec(x).width;
+        assert!(is(out, hidden) || is(out, spec.top_k * hidden), "outputs of experts: {:?}", self.spec(out));
+        self.ops.push(Op::Experts { x, routes, gate_up, down, spec: Arc::clone(spec), inner, gated, out });
+    }
+
+    /// See [`Op::DispatchRows`]. At the worst every row goes to as many lanes as it has choices.
+    pub fn dispatch_rows(&mut self, x: Buf, routes: Buf, owners: &Arc<[usize]>, out: Buf) {
+        let (hidden, lanes) = (self.spec(x).width, self.shape.lanes);
+        assert_eq!(owners.len(), lanes + 1, "an owner of experts for each lane");
+        assert_eq!(self.spec(x).extent, Extent::Rows);
+        assert_eq!(self.spec(routes).extent, Extent::GroupRows);
+        assert_eq!(self.spec(out), BufSpec { extent: Extent::GroupRows, width: hidden });
+        let copies = lanes.min(self.spec(routes).width / 2);
+        self.meet(CollectiveKind::AllToAll, Comm::Group, copies * self.shape.rows * hidden);
+        self.ops.push(Op::DispatchRows { x, routes, owners: Arc::clone(owners), out });
+    }
+
+    /// See [`Op::CombineRows`]. At the worst every choice of every lane's rows was computed by one lane.
+    pub fn combine_rows(&mut self, y: Buf, routes: Buf, owners: &Arc<[usize]>, out: Buf) {
+        let (hidden, top_k) = (self.spec(out).width, self.spec(routes).width / 2);
+        assert_eq!(self.spec(out).extent, Extent::Rows);
+        assert_eq!(self.spec(routes).extent, Extent::GroupRows);
+        assert_eq!(self.spec(y), BufSpec { extent: Extent::GroupRows, width: top_k * hidden });
+        let held = owners.windows(2).map(|edge| edge[1] - edge[0]).max().expect("a group has lanes");
+        let rows = self.shape.lanes * self.shape.rows * top_k.min(held);
+        self.meet(CollectiveKind::AllToAll, Comm::Group, rows * hidden);
+        self.ops.push(Op::CombineRows { y, routes, owners: Arc::clone(owners), out });
     }
 
     /// See [`Op::AllReduce`].

@@ -57,6 +57,8 @@ pub enum CollectiveKind {
     AllGather,
     /// Everyone gets the sum of its own rows, added in rank order.
     ReduceScatter,
+    /// Everyone gets what each of the others has for it.
+    AllToAll,
 }
 
 /// One collective of a signature. Counts are capacities: the same on every rank by construction.
@@ -83,6 +85,38 @@ pub struct AttentionSpec {
     pub scale: f32,
     /// Rotary embedding of q and k.
     pub rotary: Rotary,
+}
+
+/// How a router turns scores into choices.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RouteSpec {
+    /// Experts to choose from: the width of the logits.
+    pub experts: usize,
+    /// Experts that a row goes to.
+    pub top_k: usize,
+    /// A score is the sigmoid of its logit if true, else the softmax over all logits.
+    pub is_sigmoid: bool,
+    /// Experts are chosen among the best groups only; 1 if there are none. Divides `experts`.
+    pub groups: usize,
+    /// Groups that stay, by the sum of their two largest scores.
+    pub groups_kept: usize,
+    /// The weights of the chosen are divided by their sum.
+    pub normalise: bool,
+    /// Factor on every weight.
+    pub scale: f32,
+}
+
+/// Which experts of a layer a rank holds, and how it computes a share of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertSpec {
+    /// Experts that a row chose: half the width of its routes.
+    pub top_k: usize,
+    /// Number of the first expert that this rank holds.
+    pub first: usize,
+    /// Experts that it holds, one behind the other.
+    pub held: usize,
+    /// Columns of gate and up, inputs of down, on this rank.
+    pub width: usize,
 }
 
 /// One fused operator. `rows` below is the real row count of the step for the buffer's extent.
@@ -130,6 +164,31 @@ pub enum Op {
         /// `[rows, outputs]`
         out: Buf,
     },
+    /// `out[r] = [sum of squares of q, sum of squares of k]` over this rank's heads.
+    SquareSums {
+        /// q heads, k heads, v heads
+        qkv: Buf,
+        /// Heads.
+        spec: Arc<AttentionSpec>,
+        /// `[rows, 2]`
+        out: Buf,
+    },
+    /// RMS norms over all heads of q, and of k, whose sums of squares are there already:
+    /// `q *= weight / sqrt(sum / elements + eps)`, and k alike.
+    ScaleHeads {
+        /// q heads, k heads, v heads; q and k updated
+        qkv: Buf,
+        /// Heads.
+        spec: Arc<AttentionSpec>,
+        /// `[rows, 2]`: of q, of k
+        sums: Buf,
+        /// Weights of this rank's heads of q and of k.
+        weights: (Weight, Weight),
+        /// Elements that the sums are over.
+        elements: (usize, usize),
+        /// Added to the mean square.
+        eps: f32,
+    },
     /// Per-head norms (optional), rotary embedding, and k, v into the cache at `cache_rows`.
     /// q is rotated in place; k and v of `qkv` are scratch afterwards.
     RotateAndCache {
@@ -158,6 +217,73 @@ pub enum Op {
         /// `[rows, 2 * width]`: gate, then up
         gate_up: Buf,
         /// `[rows, width]`
+        out: Buf,
+    },
+    /// `out += x`
+    Add {
+        /// `[rows, width]`
+        x: Buf,
+        /// `[rows, width]`, updated
+        out: Buf,
+    },
+    /// Chooses experts for every row: `top_k` expert numbers in ascending order, then their weights in
+    /// the same order, all as f32. Rows that this lane was granted but does not run choose
+    /// [`NO_EXPERT`]: no padding ever reaches an expert.
+    Route {
+        /// `[rows, experts]`
+        logits: Buf,
+        /// Added to the scores when choosing, not to the weights. `[experts]`
+        bias: Option<Weight>,
+        /// The rule.
+        spec: Arc<RouteSpec>,
+        /// `[rows, 2 top_k]`
+        out: Buf,
+    },
+    /// `y(r, e) = down_e (silu(gate_e x[r]) * up_e x[r])` for every row and every expert that it chose
+    /// and that this rank holds, in ascending order of experts.
+    ///
+    /// If `out` is as wide as `x`: `out[r] = sum of weight * y(r, e)`, added in that order from 0, for
+    /// every row, also one that chose none of them. If it is `top_k` times as wide: `y(r, e)` goes
+    /// unweighted to the place of the choice, and other places are not written.
+    Experts {
+        /// `[rows, hidden]`; rows that chose no expert held here are not read
+        x: Buf,
+        /// `[rows, 2 top_k]`, see [`Op::Route`]
+        routes: Buf,
+        /// Loaded by [`crate::Backend::load_experts`]: `[2 width, hidden]` each, gate then up.
+        gate_up: Weight,
+        /// Loaded alike: `[hidden, width]` each.
+        down: Weight,
+        /// Who is here.
+        spec: Arc<ExpertSpec>,
+        /// Scratch, `[rows, top_k * 2 width]`
+        inner: Buf,
+        /// Scratch, `[rows, top_k * width]`
+        gated: Buf,
+        /// `[rows, hidden]` or `[rows, top_k * hidden]`
+        out: Buf,
+    },
+    /// Rows of all lanes that chose an expert held here come to `out`; other rows of it are not written.
+    DispatchRows {
+        /// `[rows, hidden]`
+        x: Buf,
+        /// `[group rows, 2 top_k]`, gathered
+        routes: Buf,
+        /// Lane `l` holds experts `owners[l] .. owners[l + 1]`. `[lanes + 1]`
+        owners: Arc<[usize]>,
+        /// `[group rows, hidden]`
+        out: Buf,
+    },
+    /// `out[r] = sum of weight * y(r, e)` over the choices of this lane's rows in ascending order of
+    /// experts, from 0, wherever `y` was computed.
+    CombineRows {
+        /// `[group rows, top_k * hidden]`, as [`Op::Experts`] left it
+        y: Buf,
+        /// `[group rows, 2 top_k]`, gathered
+        routes: Buf,
+        /// As for [`Op::DispatchRows`].
+        owners: Arc<[usize]>,
+        /// `[rows, hidden]`
         out: Buf,
     },
     /// `x = sum over ranks of x`, added in rank order.
@@ -204,6 +330,9 @@ pub enum Op {
     },
 }
 
+/// The expert number of a choice that was not made.
+pub const NO_EXPERT: f32 = -1.0;
+
 /// A finished list, replayed many times.
 #[derive(Clone, Debug)]
 pub struct Recording {
@@ -211,6 +340,34 @@ pub struct Recording {
     pub(crate) buffers: Vec<BufSpec>,
     pub(crate) ops: Vec<Op>,
     pub(crate) collectives: Vec<Collective>,
+}
+
+impl Op {
+    /// What the operator is called in messages and traces.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Embed { .. } => "embed",
+            Self::Norm { .. } => "norm",
+            Self::AddNorm { .. } => "add and norm",
+            Self::Linear { .. } => "linear",
+            Self::SquareSums { .. } => "square sums",
+            Self::ScaleHeads { .. } => "scale heads",
+            Self::RotateAndCache { .. } => "rotate and cache",
+            Self::Attend { .. } => "attend",
+            Self::GatedSilu { .. } => "gated SiLU",
+            Self::Add { .. } => "add",
+            Self::Route { .. } => "route",
+            Self::Experts { .. } => "experts",
+            Self::DispatchRows { .. } => "dispatch rows",
+            Self::CombineRows { .. } => "combine rows",
+            Self::AllReduce { .. } => "all-reduce",
+            Self::GatherRows { .. } => "gather rows",
+            Self::ScatterSum { .. } => "scatter and sum",
+            Self::PickRows { .. } => "pick rows",
+            Self::GatherColumns { .. } => "gather columns",
+            Self::Sample { .. } => "sample",
+        }
+    }
 }
 
 impl BufSpec {
