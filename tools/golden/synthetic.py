@@ -36,8 +36,11 @@ def tensor(name: str, shape: tuple[int, ...], salt: int, tied: bool) -> np.ndarr
 
 
 def scale_and_offset(name: str, shape: tuple[int, ...], tied: bool) -> tuple[float, float]:
-    """Gains that keep a random model's logits varied and well apart, so that greedy text has no near-ties."""
-    if name.endswith(".bias"):
+    """Gains that keep a random model's logits varied and well apart, so that greedy text has no near-ties.
+
+    A router's logits get a standard deviation of about 1.5: experts differ in weight, and all of them are used.
+    """
+    if name.endswith("bias"):  # of a matrix, and e_score_correction_bias
         return 0.1, 0.0
     if len(shape) == 1:  # a norm's weight
         return 0.1, 1.0
@@ -48,6 +51,8 @@ def scale_and_offset(name: str, shape: tuple[int, ...], tied: bool) -> tuple[flo
         return 3.0 / root, 0.0
     if "o_proj" in name or "down_proj" in name:
         return 2.0 / root, 0.0
+    if name.endswith("mlp.gate.weight"):
+        return 1.5 / root, 0.0
     return 1.2 / root, 0.0
 
 
@@ -134,6 +139,9 @@ def self_test() -> None:
         ("model.layers.0.self_attn.q_proj.bias", (5,), False),
         ("model.layers.0.self_attn.o_proj.weight", (16, 24), True),
         ("model.layers.1.mlp.up_proj.weight", (3, 33), False),
+        ("model.layers.1.mlp.gate.weight", (8, 16), False),
+        ("model.layers.1.mlp.gate.e_score_correction_bias", (8,), False),
+        ("model.layers.1.mlp.experts.7.down_proj.weight", (16, 8), False),
     ]:
         check_against_rule(name, tensor(name, shape, 11, tied), 11, tied)
 

@@ -15,7 +15,7 @@ use atom_base::{Mesh, Seat};
 use atom_ops::{
     AttentionSpec, Backend, Buf, Comm, Extent, Ops, OpsError, Recording, Rotary, Slice, StepShape, Weight,
 };
-use atom_weights::{Architecture, Checkpoint, ModelConfig, RopeLayout, Tensor, WeightsError};
+use atom_weights::{Checkpoint, ModelConfig, QkNorm, RopeLayout, Tensor, WeightsError};
 use std::ops::Range;
 use std::sync::Arc;
 use thiserror::Error;
@@ -246,13 +246,14 @@ impl Loader<'_> {
             input_norm: self.vector(&name("input_layernorm.weight"))?,
             qkv: self.matrix(&qkv("weight"))?,
             qkv_bias: if config.attention_bias { Some(self.vectors(&qkv("bias"))?) } else { None },
-            qk_norm: match config.architecture {
-                Architecture::Qwen3 => Some((
+            qk_norm: match config.qk_norm {
+                QkNorm::PerHead => Some((
                     self.vector(&name("self_attn.q_norm.weight"))?,
                     self.vector(&name("self_attn.k_norm.weight"))?,
                     config.norm_eps,
                 )),
-                Architecture::Llama | Architecture::Qwen2 => None,
+                // Of these, only families with experts have any, which are not loaded here.
+                QkNorm::None | QkNorm::Whole => None,
             },
             o: self.matrix(&[(name("self_attn.o_proj.weight"), Part::Cols(q.clone()))])?,
             // Attention is never split over the group, so here only the lane counts.

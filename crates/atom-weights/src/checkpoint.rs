@@ -1,7 +1,8 @@
 //! A model's configuration and tensors, from whichever files.
 
-use crate::config::{ModelConfig, from_gguf, from_json};
+use crate::config::{ModelConfig, from_gguf, from_json, gguf_architecture};
 use crate::error::WeightsError;
+use crate::experts;
 use crate::family;
 use crate::folder::{self, Contents};
 use crate::gguf::{Gguf, hugging_face_name};
@@ -10,6 +11,7 @@ use crate::tensor::{DType, Tensor};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -68,9 +70,10 @@ impl Checkpoint {
 
     /// The model of a GGUF file that is parsed already.
     pub fn from_gguf(gguf: Gguf) -> Result<Self, WeightsError> {
+        let architecture = gguf_architecture(&gguf)?;
         let mut entries = Entries::new();
         for record in gguf.tensors() {
-            let name = hugging_face_name(&record.name).unwrap_or_else(|| record.name.clone());
+            let name = hugging_face_name(&record.name, architecture).unwrap_or_else(|| record.name.clone());
             let shape = record.shape.clone();
             let entry = match &record.dtype {
                 Ok(dtype) => Entry::Readable(Tensor::new(
@@ -88,8 +91,9 @@ impl Checkpoint {
             }
             entries.insert(name, entry);
         }
-        let config = from_gguf(&gguf, &mut entries)?;
+        let config = from_gguf(&gguf, architecture, &mut entries)?;
         let origin = gguf.origin().to_owned();
+        let entries = experts::unify(entries, &config, &origin)?;
         Self::assemble(&origin, config, Source::Gguf(gguf), entries)
     }
 
@@ -111,10 +115,12 @@ impl Checkpoint {
     /// | norm weights (all vectors but biases) | 1 | 0.1 |
     /// | biases | 0 | 0.1 |
     /// | `o_proj.weight`, `down_proj.weight` | 0 | 2 / sqrt(in) |
+    /// | `mlp.gate.weight` (routers) | 0 | 1.5 / sqrt(in) |
     /// | other matrices | 0 | 1.2 / sqrt(in) |
     ///
     /// The scales keep logits spread out (a standard deviation of about 3), so that the likeliest token
-    /// stands clear of the next.
+    /// stands clear of the next; and the routers' (about 1.5), so that experts differ in weight and all
+    /// of them are used. `e_score_correction_bias` is a bias.
     pub fn synthetic(config_json: &str, salt: u64) -> Result<Self, WeightsError> {
         let origin = Path::new("config.json of a synthetic model");
         let raw_config: Value = serde_json::from_str(config_json)
@@ -269,6 +275,17 @@ impl Entry {
         match self {
             Self::Readable(tensor) => &tensor.shape,
             Self::Unreadable { shape, .. } => shape,
+        }
+    }
+
+    /// A range of rows as a matrix. The range must be there.
+    pub(crate) fn rows(&self, rows: Range<usize>) -> Self {
+        match self {
+            Self::Readable(tensor) => Self::Readable(tensor.rows_view(rows)),
+            Self::Unreadable { type_name, shape } => Self::Unreadable {
+                type_name: type_name.clone(),
+                shape: vec![rows.len(), shape.last().copied().unwrap_or(1)],
+            },
         }
     }
 

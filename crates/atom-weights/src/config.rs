@@ -2,13 +2,16 @@
 
 mod gguf;
 mod json;
+mod moe;
 mod rope;
 
-pub(crate) use gguf::from_gguf;
+pub(crate) use gguf::{from_gguf, gguf_architecture};
 pub(crate) use json::{from_json, token_ids};
+pub use moe::{MoeConfig, Scoring};
 
 use crate::error::WeightsError;
 use atom_base::TokenId;
+use moe::MoeKeyNames;
 use std::path::Path;
 
 /// The model families this build can run.
@@ -20,6 +23,16 @@ pub enum Architecture {
     Qwen2,
     /// Qwen3 (dense): Llama with an RMS norm on each head of q and k.
     Qwen3,
+    /// Qwen3 with experts: softmax scores.
+    Qwen3Moe,
+    /// Mixtral: Llama with experts, softmax scores.
+    Mixtral,
+    /// GLM-4.5 to 4.7: sigmoid scores with a selection bias, groups, a shared expert; a part of each
+    /// head rotates.
+    Glm4Moe,
+    /// MiniMax-M2: sigmoid scores with a selection bias; norms over the whole of q and of k; a part of
+    /// each head rotates.
+    MiniMaxM2,
 }
 
 /// A parsed `config.json` or GGUF header: every number present, every divisibility within one rank checked.
@@ -31,7 +44,7 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width of the MLP.
+    /// Width of plain MLPs. An expert's is [`MoeConfig::expert_width`].
     pub intermediate_size: usize,
     /// Decoder layers.
     pub layers: usize,
@@ -47,16 +60,32 @@ pub struct ModelConfig {
     pub rope: Rope,
     /// The output matrix is the embedding table.
     pub tied_embeddings: bool,
-    /// Biases on q, k and v (and on o for Llama's `attention_bias`).
+    /// Biases on q, k and v (and on o, see [`ModelConfig::output_bias`]).
     pub attention_bias: bool,
-    /// Biases in the MLP.
+    /// Biases in plain MLPs.
     pub mlp_bias: bool,
+    /// RMS norms on q and k.
+    pub qk_norm: QkNorm,
+    /// The layers with experts, in families that have them.
+    pub moe: Option<MoeConfig>,
     /// Longest context the model was made for.
     pub max_position: usize,
     /// Prepended when the tokenizer says so.
     pub bos: Option<TokenId>,
     /// Tokens that end a text.
     pub eos: Vec<TokenId>,
+}
+
+/// RMS norms on q and k before the rotary embedding, with the `norm_eps` of all others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QkNorm {
+    /// None.
+    None,
+    /// Of each head apart, all with the same weights `[head_dim]`.
+    PerHead,
+    /// Over all heads of q, and all of k, at once: weights `[q_heads * head_dim]` and
+    /// `[kv_heads * head_dim]`. A rank with a part of the heads needs the others' sums of squares.
+    Whole,
 }
 
 /// Rotary position embedding (Su et al., 2021) and its context extensions.
@@ -108,14 +137,38 @@ pub enum RopeScaling {
 
 impl Architecture {
     /// Every family.
-    pub const ALL: [Self; 3] = [Self::Llama, Self::Qwen2, Self::Qwen3];
+    pub const ALL: [Self; 7] = [
+        Self::Llama,
+        Self::Qwen2,
+        Self::Qwen3,
+        Self::Qwen3Moe,
+        Self::Mixtral,
+        Self::Glm4Moe,
+        Self::MiniMaxM2,
+    ];
 
-    /// `model_type` in config.json, `general.architecture` in GGUF.
+    /// `model_type` in config.json.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Llama => "llama",
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
+            Self::Qwen3Moe => "qwen3_moe",
+            Self::Mixtral => "mixtral",
+            Self::Glm4Moe => "glm4_moe",
+            Self::MiniMaxM2 => "minimax_m2",
+        }
+    }
+
+    /// `general.architecture` in GGUF. Mixtral is there a llama whose expert count is not 0.
+    pub const fn gguf_name(self) -> &'static str {
+        match self {
+            Self::Llama | Self::Mixtral => "llama",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+            Self::Qwen3Moe => "qwen3moe",
+            Self::Glm4Moe => "glm4moe",
+            Self::MiniMaxM2 => "minimax-m2",
         }
     }
 
@@ -125,20 +178,35 @@ impl Architecture {
             Self::Llama => "LlamaForCausalLM",
             Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Qwen3 => "Qwen3ForCausalLM",
+            Self::Qwen3Moe => "Qwen3MoeForCausalLM",
+            Self::Mixtral => "MixtralForCausalLM",
+            Self::Glm4Moe => "Glm4MoeForCausalLM",
+            Self::MiniMaxM2 => "MiniMaxM2ForCausalLM",
         }
     }
 
-    /// "llama, qwen2, qwen3", for messages.
-    pub(crate) fn supported() -> String {
-        format!("supported are {}", Self::ALL.map(Self::name).join(", "))
+    /// Whether the family's layers have experts.
+    pub const fn has_experts(self) -> bool {
+        match self {
+            Self::Llama | Self::Qwen2 | Self::Qwen3 => false,
+            Self::Qwen3Moe | Self::Mixtral | Self::Glm4Moe | Self::MiniMaxM2 => true,
+        }
+    }
+
+    /// "supported are llama, qwen2, ..", each name once, for messages.
+    pub(crate) fn supported(spelling: fn(Self) -> &'static str) -> String {
+        let mut names = Self::ALL.map(spelling).to_vec();
+        let mut seen = std::collections::HashSet::new();
+        names.retain(|name| seen.insert(*name));
+        format!("supported are {}", names.join(", "))
     }
 }
 
 impl ModelConfig {
     /// The attention output has a bias too. `attention_bias` covers all four projections of Llama and
-    /// Qwen3; Qwen2 has its biases on q, k and v only.
+    /// Qwen3; Qwen2 and GLM-4-MoE have their biases on q, k and v only.
     pub fn output_bias(&self) -> bool {
-        self.attention_bias && self.architecture != Architecture::Qwen2
+        self.attention_bias && !matches!(self.architecture, Architecture::Qwen2 | Architecture::Glm4Moe)
     }
 
     /// The checks that tie several numbers together; single numbers were bounded when they were read.
@@ -181,7 +249,11 @@ impl ModelConfig {
                 return wrong(key, problem);
             }
         }
-        Ok(())
+        assert_eq!(self.moe.is_some(), self.architecture.has_experts(), "{:?}", self.architecture);
+        match &self.moe {
+            Some(moe) => moe.check(origin, &keys.moe),
+            None => Ok(()),
+        }
     }
 }
 
@@ -193,6 +265,7 @@ struct KeyNames<'a> {
     rope_dim: &'a str,
     bos: &'a str,
     eos: &'a str,
+    moe: MoeKeyNames<'a>,
 }
 
 /// Entries of a vocabulary. The largest published ones have about 2^18.

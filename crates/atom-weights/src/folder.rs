@@ -4,6 +4,7 @@
 use crate::checkpoint::{Entries, Entry};
 use crate::config::{ModelConfig, from_json, token_ids};
 use crate::error::WeightsError;
+use crate::experts;
 use crate::map::map;
 use crate::safetensors;
 use serde_json::Value;
@@ -49,6 +50,7 @@ pub(crate) fn open(path: &Path) -> Result<Contents, WeightsError> {
         Some(name) => single(path, name)?,
         None => listed(path)?,
     };
+    let entries = experts::unify(entries, &config, path)?;
     Ok(Contents::Safetensors(Box::new(Folder { config, raw_config, entries, unlisted })))
 }
 

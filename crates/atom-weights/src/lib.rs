@@ -7,6 +7,8 @@
 //!
 //! * [`ModelConfig`] is parsed, not validated later: every number is present, within bounds, and
 //!   every divisibility holds that a model on one rank needs.
+//!   [`ModelConfig::moe`] has the layers with experts, whose tensors have one set of names too, one
+//!   tensor an expert, also where a file stacks them.
 //! * [`family::tensors`] is the one list of the tensors that a configuration needs. `open` checks
 //!   that each is there with the right shape, and [`Checkpoint::synthetic`] makes models from it.
 //! * [`Gguf`] gives a GGUF file's metadata to the tokenizer; [`gguf::write`] makes such files.
@@ -24,6 +26,7 @@
 mod checkpoint;
 pub mod config;
 mod error;
+mod experts;
 pub mod family;
 mod folder;
 pub mod gguf;
@@ -34,7 +37,7 @@ mod synthetic;
 mod tensor;
 
 pub use checkpoint::Checkpoint;
-pub use config::{Architecture, ModelConfig, Rope, RopeLayout, RopeScaling};
+pub use config::{Architecture, ModelConfig, MoeConfig, QkNorm, Rope, RopeLayout, RopeScaling, Scoring};
 pub use error::WeightsError;
 pub use gguf::Gguf;
 pub use quant::dequantize;

@@ -28,7 +28,8 @@ fn values(spec: &TensorSpec, tied: bool, salt: u64) -> Vec<f32> {
         Role::Embedding => (0.0, 1.0),
         Role::Head => (0.0, 3.0 / inputs.sqrt()),
         Role::Norm => (1.0, 0.1),
-        Role::Bias => (0.0, 0.1),
+        Role::Bias | Role::SelectionBias => (0.0, 0.1),
+        Role::Router => (0.0, 1.5 / inputs.sqrt()),
         Role::ResidualMatrix => (0.0, 2.0 / inputs.sqrt()),
         Role::Matrix => (0.0, 1.2 / inputs.sqrt()),
     };

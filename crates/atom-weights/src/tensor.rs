@@ -1,6 +1,7 @@
 //! A tensor as it lies in a file: element type, shape and bytes, cheap to clone, owner kept alive.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Whatever keeps a tensor's bytes alive: a mapped file, or a vector.
@@ -105,6 +106,15 @@ impl Tensor {
     /// Elements of one row: the last dimension.
     pub fn cols(&self) -> usize {
         self.shape.last().copied().unwrap_or(1)
+    }
+
+    /// A view of a range of rows as a matrix, whatever the shape; no byte is moved. Panics if there are
+    /// not that many.
+    pub(crate) fn rows_view(&self, rows: Range<usize>) -> Self {
+        assert!(rows.start <= rows.end && rows.end <= self.rows(), "rows {rows:?} of {}", self.rows());
+        let row_bytes = self.dtype.row_bytes(self.cols());
+        let (start, len) = (self.start + rows.start * row_bytes, rows.len() * row_bytes);
+        Self::new(self.dtype, vec![rows.len(), self.cols()], Arc::clone(&self.owner), start, len)
     }
 
     /// The bytes of one row.

@@ -1,6 +1,9 @@
 //! A GGUF header to [`ModelConfig`]. What the header does not say (biases, tying, vocabulary) is read
 //! off the tensors.
 
+mod moe;
+
+use super::moe::MoeKeyNames;
 use super::{
     Architecture, HEAD_DIM_MAX, HEADS_MAX, KeyNames, LAYERS_MAX, ModelConfig, POSITIONS_MAX, Rope,
     RopeLayout, RopeScaling, VOCAB_MAX, WIDTH_MAX,
@@ -13,8 +16,11 @@ use atom_base::TokenId;
 
 /// Reads the configuration. `entries` are the file's tensors by their Hugging Face names;
 /// `rope_freqs.weight`, which belongs to the configuration, is taken out.
-pub(crate) fn from_gguf(gguf: &Gguf, entries: &mut Entries) -> Result<ModelConfig, WeightsError> {
-    let architecture = architecture(gguf)?;
+pub(crate) fn from_gguf(
+    gguf: &Gguf,
+    architecture: Architecture,
+    entries: &mut Entries,
+) -> Result<ModelConfig, WeightsError> {
     let keys = Keys { gguf, architecture };
     refuse_what_is_not_built(&keys)?;
 
@@ -24,6 +30,7 @@ pub(crate) fn from_gguf(gguf: &Gguf, entries: &mut Entries) -> Result<ModelConfi
     let head_dim = head_dim(&keys, hidden_size, q_heads)?;
     let max_position = keys.count("context_length", POSITIONS_MAX)?;
     refuse_active_window(&keys, max_position)?;
+    let layers = layers(&keys)?;
     let has = |name: &str| entries.contains_key(name);
     let has_any = |module: &str, names: &[&str]| {
         names.iter().any(|name| has(&format!("model.layers.0.{module}.{name}_proj.bias")))
@@ -34,7 +41,7 @@ pub(crate) fn from_gguf(gguf: &Gguf, entries: &mut Entries) -> Result<ModelConfi
         vocab_size: vocab_size(gguf, entries, hidden_size)?,
         hidden_size,
         intermediate_size: keys.count("feed_forward_length", WIDTH_MAX)?,
-        layers: keys.count("block_count", LAYERS_MAX)?,
+        layers,
         q_heads,
         kv_heads,
         head_dim,
@@ -42,6 +49,8 @@ pub(crate) fn from_gguf(gguf: &Gguf, entries: &mut Entries) -> Result<ModelConfi
         // One of a module's biases calls for all of them: a part of them is no model we know.
         attention_bias: architecture == Architecture::Qwen2 || has_any("self_attn", &["q", "k", "v", "o"]),
         mlp_bias: has_any("mlp", &["gate", "up", "down"]),
+        qk_norm: moe::qk_norm(architecture, entries),
+        moe: moe::read(&keys, layers, entries)?,
         tied_embeddings: !has("lm_head.weight"),
         max_position,
         bos: gguf.u32(BOS_KEY)?,
@@ -55,18 +64,40 @@ pub(crate) fn from_gguf(gguf: &Gguf, entries: &mut Entries) -> Result<ModelConfi
         rope_dim: &keys.name("rope.dimension_count"),
         bos: BOS_KEY,
         eos: EOS_KEYS[0],
+        moe: MoeKeyNames {
+            experts: &keys.name("expert_count"),
+            top_k: &keys.name("expert_used_count"),
+            groups: &keys.name("expert_group_count"),
+            groups_kept: &keys.name("expert_group_used_count"),
+        },
     };
     config.check(gguf.origin(), &names)?;
     Ok(config)
 }
 
-fn architecture(gguf: &Gguf) -> Result<Architecture, WeightsError> {
+/// The family. A llama with experts is a Mixtral.
+pub(crate) fn gguf_architecture(gguf: &Gguf) -> Result<Architecture, WeightsError> {
     const KEY: &str = "general.architecture";
     let name = gguf.string(KEY)?.ok_or_else(|| WeightsError::config(gguf.origin(), KEY, "is missing"))?;
-    let found = Architecture::ALL.into_iter().find(|a| a.name() == name);
+    let experts = gguf.u64(&format!("{name}.expert_count"))?.unwrap_or(0);
+    let found = Architecture::ALL
+        .into_iter()
+        .find(|a| a.gguf_name() == name && (*a != Architecture::Llama || experts == 0));
     found.ok_or_else(|| {
-        WeightsError::unsupported(gguf.origin(), format!("{KEY} {name:?}"), Architecture::supported())
+        let supported = Architecture::supported(Architecture::gguf_name);
+        WeightsError::unsupported(gguf.origin(), format!("{KEY} {name:?}"), supported)
     })
+}
+
+/// Decoder layers. Layers that predict further tokens are counted among the blocks and come last.
+fn layers(keys: &Keys<'_>) -> Result<usize, WeightsError> {
+    let blocks = keys.count("block_count", LAYERS_MAX)?;
+    let further = keys.whole_or("nextn_predict_layers", 0, LAYERS_MAX)?;
+    if further >= blocks {
+        let problem = format!("is {further} of block_count = {blocks}, which leaves no layer");
+        return Err(keys.wrong("nextn_predict_layers", problem));
+    }
+    Ok(blocks - further)
 }
 
 fn head_dim(keys: &Keys<'_>, hidden_size: usize, q_heads: usize) -> Result<usize, WeightsError> {
@@ -122,8 +153,12 @@ fn rope(keys: &Keys<'_>, head_dim: usize, entries: &mut Entries) -> Result<Rope,
     let theta = if keys.has("rope.freq_base") { keys.positive("rope.freq_base", 1e12)? } else { 10_000.0 };
     let layout = match keys.architecture {
         // The converter reorders the rows of q and k of this architecture, and of no other here.
-        Architecture::Llama => RopeLayout::Pairs,
-        Architecture::Qwen2 | Architecture::Qwen3 => RopeLayout::Halves,
+        Architecture::Llama | Architecture::Mixtral => RopeLayout::Pairs,
+        Architecture::Qwen2
+        | Architecture::Qwen3
+        | Architecture::Qwen3Moe
+        | Architecture::Glm4Moe
+        | Architecture::MiniMaxM2 => RopeLayout::Halves,
     };
     let mut scaling = scaling(keys)?;
     if let Some(entry) = entries.remove("rope_freqs.weight") {
@@ -172,15 +207,13 @@ fn refuse_what_is_not_built(keys: &Keys<'_>) -> Result<(), WeightsError> {
     if keys.gguf.u32("split.count")?.unwrap_or(0) > 1 {
         return Err(keys.unsupported("a GGUF split over several files (split.count)", "merge them into one"));
     }
-    for key in ["expert_count", "attention.causal"] {
-        let name = keys.name(key);
-        let active = match key {
-            "attention.causal" => !keys.gguf.bool(&name)?.unwrap_or(true),
-            _ => keys.gguf.u64(&name)?.unwrap_or(0) > 0,
-        };
-        if active {
-            return Err(keys.unsupported(name, "dense causal models are"));
-        }
+    let name = keys.name("attention.causal");
+    if !keys.gguf.bool(&name)?.unwrap_or(true) {
+        return Err(keys.unsupported(name, "causal models are"));
+    }
+    let name = keys.name("expert_count");
+    if !keys.architecture.has_experts() && keys.gguf.u64(&name)?.unwrap_or(0) > 0 {
+        return Err(keys.unsupported(name, "files of this architecture without experts are"));
     }
     for key in ["attention.scale", "attention.clamp_kqv", "logit_scale", "residual_scale", "embedding_scale"]
     {
@@ -214,7 +247,7 @@ struct Keys<'a> {
 
 impl Keys<'_> {
     fn name(&self, key: &str) -> String {
-        format!("{}.{key}", self.architecture.name())
+        format!("{}.{key}", self.architecture.gguf_name())
     }
 
     fn has(&self, key: &str) -> bool {
@@ -230,6 +263,13 @@ impl Keys<'_> {
 
     fn count_or(&self, key: &str, default: usize, max: usize) -> Result<usize, WeightsError> {
         if self.has(key) { self.count(key, max) } else { Ok(default) }
+    }
+
+    /// A whole number from 0 to `max`.
+    fn whole_or(&self, key: &str, default: usize, max: usize) -> Result<usize, WeightsError> {
+        let Some(value) = self.gguf.u64(&self.name(key))? else { return Ok(default) };
+        let number = usize::try_from(value).ok().filter(|n| *n <= max);
+        number.ok_or_else(|| self.wrong(key, format!("is {value}; 0 to {max} is expected")))
     }
 
     /// A number above 0 and up to `max`.

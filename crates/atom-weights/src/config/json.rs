@@ -3,6 +3,7 @@
 //! checkpoints have).
 
 mod keys;
+mod moe;
 mod rope;
 
 use super::{
@@ -27,7 +28,7 @@ pub(crate) fn from_json(origin: &Path, raw: &Value) -> Result<ModelConfig, Weigh
     let head_dim = head_dim(&keys, architecture, hidden_size, q_heads)?;
     let layers = keys.count("num_hidden_layers", LAYERS_MAX)?;
     let max_position = keys.count("max_position_embeddings", POSITIONS_MAX)?;
-    refuse_active_windows(&keys, layers, max_position)?;
+    refuse_active_windows(&keys, architecture, layers, max_position)?;
     let llama = architecture == Architecture::Llama;
 
     let config = ModelConfig {
@@ -45,6 +46,8 @@ pub(crate) fn from_json(origin: &Path, raw: &Value) -> Result<ModelConfig, Weigh
         // Qwen2 has its biases without a key that says so.
         attention_bias: architecture == Architecture::Qwen2 || keys.flag("attention_bias", false)?,
         mlp_bias: llama && keys.flag("mlp_bias", false)?,
+        qk_norm: moe::qk_norm(&keys, architecture)?,
+        moe: moe::read(&keys, architecture, layers)?,
         max_position,
         bos: token_ids(origin, "bos_token_id", raw.get("bos_token_id"))?.first().copied(),
         eos: token_ids(origin, "eos_token_id", raw.get("eos_token_id"))?,
@@ -56,6 +59,7 @@ pub(crate) fn from_json(origin: &Path, raw: &Value) -> Result<ModelConfig, Weigh
         rope_dim: "partial_rotary_factor",
         bos: "bos_token_id",
         eos: "eos_token_id",
+        moe: moe::key_names(architecture),
     };
     config.check(origin, &names)?;
     Ok(config)
@@ -96,6 +100,8 @@ fn architecture(keys: &Keys<'_>) -> Result<Architecture, WeightsError> {
     };
     let by_type = match keys.value("model_type") {
         None => None,
+        // Its first files had the name of the maker's older, different model here.
+        Some(name) if by_class == Some(Architecture::MiniMaxM2) && name == "minimax" => by_class,
         Some(name) => Some(known(keys, "model_type", name, Architecture::name)?),
     };
     match (by_class, by_type) {
@@ -106,7 +112,7 @@ fn architecture(keys: &Keys<'_>) -> Result<Architecture, WeightsError> {
         (Some(found), _) | (None, Some(found)) => Ok(found),
         (None, None) => Err(keys.wrong(
             "model_type",
-            format!("is missing, and so is architectures; {}", Architecture::supported()),
+            format!("is missing, and so is architectures; {}", Architecture::supported(Architecture::name)),
         )),
     }
 }
@@ -118,10 +124,7 @@ fn known(
     spelling: fn(Architecture) -> &'static str,
 ) -> Result<Architecture, WeightsError> {
     let found = value.as_str().and_then(|name| Architecture::ALL.into_iter().find(|&a| spelling(a) == name));
-    found.ok_or_else(|| {
-        let supported = format!("supported are {}", Architecture::ALL.map(spelling).join(", "));
-        keys.unsupported(format!("{key} {value}"), supported)
-    })
+    found.ok_or_else(|| keys.unsupported(format!("{key} {value}"), Architecture::supported(spelling)))
 }
 
 fn head_dim(
@@ -130,8 +133,9 @@ fn head_dim(
     hidden_size: usize,
     q_heads: usize,
 ) -> Result<usize, WeightsError> {
-    if keys.value("head_dim").is_some() || architecture == Architecture::Qwen3 {
-        // Qwen3's heads are not hidden_size / num_attention_heads wide: nothing to derive it from.
+    let always_stated = matches!(architecture, Architecture::Qwen3 | Architecture::MiniMaxM2);
+    if keys.value("head_dim").is_some() || always_stated {
+        // These heads are not hidden_size / num_attention_heads wide: nothing to derive it from.
         return keys.count("head_dim", HEAD_DIM_MAX);
     }
     if !hidden_size.is_multiple_of(q_heads) {
@@ -169,8 +173,15 @@ fn refuse_what_is_not_built(keys: &Keys<'_>) -> Result<(), WeightsError> {
 }
 
 /// A window as long as the context changes nothing; a shorter one changes every answer.
-fn refuse_active_windows(keys: &Keys<'_>, layers: usize, max_position: usize) -> Result<(), WeightsError> {
-    let mut windowed = false;
+fn refuse_active_windows(
+    keys: &Keys<'_>,
+    architecture: Architecture,
+    layers: usize,
+    max_position: usize,
+) -> Result<(), WeightsError> {
+    // Of these, a window that is stated is used.
+    let always = matches!(architecture, Architecture::Mixtral | Architecture::MiniMaxM2);
+    let mut windowed = always && keys.value("sliding_window").is_some();
     if let Some(types) = keys.value("layer_types") {
         let list = types.as_array().ok_or_else(|| keys.wrong("layer_types", "is not a list"))?;
         if list.len() != layers {

@@ -1,5 +1,6 @@
 //! Names of tensors and types: ggml's on one side, the Hugging Face checkpoints' on the other.
 
+use crate::config::Architecture;
 use crate::tensor::DType;
 
 /// Outside of the layers.
@@ -9,8 +10,9 @@ const GLOBAL: [(&str, &str); 3] = [
     ("output.weight", "lm_head.weight"),
 ];
 
-/// Within `blk.N.` and `model.layers.N.`, before `.weight` or `.bias`.
-const LAYER: [(&str, &str); 11] = [
+/// Within `blk.N.` and `model.layers.N.`, before `.weight` or `.bias`. Those of experts are stacks, see
+/// [`crate::experts`].
+const LAYER: [(&str, &str); 19] = [
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
@@ -22,7 +24,25 @@ const LAYER: [(&str, &str); 11] = [
     ("ffn_gate", "mlp.gate_proj"),
     ("ffn_up", "mlp.up_proj"),
     ("ffn_down", "mlp.down_proj"),
+    ("ffn_gate_inp", "mlp.gate"),
+    ("ffn_gate_exps", "mlp.experts.gate_proj"),
+    ("ffn_up_exps", "mlp.experts.up_proj"),
+    ("ffn_down_exps", "mlp.experts.down_proj"),
+    ("ffn_gate_up_exps", "mlp.experts.gate_up_proj"),
+    ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
 ];
+
+/// The one name without a leaf on the other side.
+const SELECTION_BIAS: (&str, &str) = ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias");
+
+/// Matrices of one expert, in files with a tensor for each.
+const MATRICES: [(&str, &str); 3] =
+    [("ffn_gate", "gate_proj"), ("ffn_up", "up_proj"), ("ffn_down", "down_proj")];
+
+/// GLM-4-MoE's files call this norm otherwise. In other architectures the same name is another norm.
+const GLM_NORM: (&str, &str) = ("post_attention_norm", "post_attention_layernorm");
 
 /// ggml's numbers for tensor types. Those that can be read carry their [`DType`].
 const TYPES: [(u32, &str, Option<DType>); 34] = [
@@ -64,25 +84,48 @@ const TYPES: [(u32, &str, Option<DType>); 34] = [
 
 /// `blk.3.attn_q.weight` is `model.layers.3.self_attn.q_proj.weight`. `None` for names that no family
 /// here has a use for.
-pub(crate) fn hugging_face_name(gguf: &str) -> Option<String> {
+pub(crate) fn hugging_face_name(gguf: &str, architecture: Architecture) -> Option<String> {
     if let Some((_, name)) = GLOBAL.iter().find(|(name, _)| *name == gguf) {
         return Some((*name).to_owned());
     }
     let (layer, rest) = gguf.strip_prefix("blk.")?.split_once('.')?;
+    if !is_number(layer) {
+        return None;
+    }
+    if rest == SELECTION_BIAS.0 {
+        return Some(format!("model.layers.{layer}.{}", SELECTION_BIAS.1));
+    }
     let (module, leaf) = split_leaf(rest)?;
-    let (_, name) = LAYER.iter().find(|(name, _)| *name == module)?;
-    is_layer_number(layer).then(|| format!("model.layers.{layer}.{name}.{leaf}"))
+    if let Some((_, name)) = layer_names(architecture).find(|(name, _)| *name == module) {
+        return Some(format!("model.layers.{layer}.{name}.{leaf}"));
+    }
+    // The first files with experts had a tensor for each: ffn_up.7.
+    let (matrix, expert) = module.split_once('.')?;
+    let (_, name) = MATRICES.iter().find(|(name, _)| *name == matrix)?;
+    is_number(expert).then(|| format!("model.layers.{layer}.mlp.experts.{expert}.{name}.{leaf}"))
 }
 
-/// The inverse of [`hugging_face_name`].
-pub(crate) fn gguf_name(hugging_face: &str) -> Option<String> {
+/// The inverse of [`hugging_face_name`]; experts have names as stacks only.
+pub(crate) fn gguf_name(hugging_face: &str, architecture: Architecture) -> Option<String> {
     if let Some((name, _)) = GLOBAL.iter().find(|(_, name)| *name == hugging_face) {
         return Some((*name).to_owned());
     }
     let (layer, rest) = hugging_face.strip_prefix("model.layers.")?.split_once('.')?;
+    if !is_number(layer) {
+        return None;
+    }
+    if rest == SELECTION_BIAS.1 {
+        return Some(format!("blk.{layer}.{}", SELECTION_BIAS.0));
+    }
     let (module, leaf) = split_leaf(rest)?;
-    let (name, _) = LAYER.iter().find(|(_, name)| *name == module)?;
-    is_layer_number(layer).then(|| format!("blk.{layer}.{name}.{leaf}"))
+    let (name, _) = layer_names(architecture).find(|(_, name)| *name == module)?;
+    Some(format!("blk.{layer}.{name}.{leaf}"))
+}
+
+/// The table of an architecture; what is special to it comes first.
+fn layer_names(architecture: Architecture) -> impl Iterator<Item = &'static (&'static str, &'static str)> {
+    let glm = (architecture == Architecture::Glm4Moe).then_some(&GLM_NORM);
+    glm.into_iter().chain(&LAYER)
 }
 
 /// The name of a tensor type and how to read it, if it can be read. `None` for an unknown number.
@@ -101,7 +144,7 @@ fn split_leaf(name: &str) -> Option<(&str, &str)> {
 }
 
 /// Written as Rust writes numbers: "07" would be a second name of layer 7.
-fn is_layer_number(text: &str) -> bool {
+fn is_number(text: &str) -> bool {
     text.parse::<u32>().is_ok_and(|number| number.to_string() == text)
 }
 
@@ -111,21 +154,43 @@ mod tests {
 
     #[test]
     fn names_translate_both_ways() {
-        for (gguf, hugging_face) in [
-            ("token_embd.weight", "model.embed_tokens.weight"),
-            ("output_norm.weight", "model.norm.weight"),
-            ("output.weight", "lm_head.weight"),
-            ("blk.0.attn_norm.weight", "model.layers.0.input_layernorm.weight"),
-            ("blk.7.attn_q.weight", "model.layers.7.self_attn.q_proj.weight"),
-            ("blk.7.attn_q.bias", "model.layers.7.self_attn.q_proj.bias"),
-            ("blk.12.attn_k_norm.weight", "model.layers.12.self_attn.k_norm.weight"),
-            ("blk.1.attn_output.weight", "model.layers.1.self_attn.o_proj.weight"),
-            ("blk.1.ffn_norm.weight", "model.layers.1.post_attention_layernorm.weight"),
-            ("blk.1.ffn_down.bias", "model.layers.1.mlp.down_proj.bias"),
+        let llama = Architecture::Llama;
+        for (architecture, gguf, hugging_face) in [
+            (llama, "token_embd.weight", "model.embed_tokens.weight"),
+            (llama, "output_norm.weight", "model.norm.weight"),
+            (llama, "output.weight", "lm_head.weight"),
+            (llama, "blk.0.attn_norm.weight", "model.layers.0.input_layernorm.weight"),
+            (llama, "blk.7.attn_q.weight", "model.layers.7.self_attn.q_proj.weight"),
+            (llama, "blk.7.attn_q.bias", "model.layers.7.self_attn.q_proj.bias"),
+            (llama, "blk.12.attn_k_norm.weight", "model.layers.12.self_attn.k_norm.weight"),
+            (llama, "blk.1.attn_output.weight", "model.layers.1.self_attn.o_proj.weight"),
+            (llama, "blk.1.ffn_norm.weight", "model.layers.1.post_attention_layernorm.weight"),
+            (llama, "blk.1.ffn_down.bias", "model.layers.1.mlp.down_proj.bias"),
+            (
+                Architecture::Glm4Moe,
+                "blk.1.post_attention_norm.weight",
+                "model.layers.1.post_attention_layernorm.weight",
+            ),
+            (
+                Architecture::Glm4Moe,
+                "blk.1.exp_probs_b.bias",
+                "model.layers.1.mlp.gate.e_score_correction_bias",
+            ),
+            (
+                Architecture::Glm4Moe,
+                "blk.1.ffn_down_shexp.weight",
+                "model.layers.1.mlp.shared_experts.down_proj.weight",
+            ),
+            (Architecture::Mixtral, "blk.1.ffn_gate_inp.weight", "model.layers.1.mlp.gate.weight"),
+            (Architecture::Mixtral, "blk.1.ffn_up_exps.weight", "model.layers.1.mlp.experts.up_proj.weight"),
         ] {
-            assert_eq!(hugging_face_name(gguf).as_deref(), Some(hugging_face));
-            assert_eq!(gguf_name(hugging_face).as_deref(), Some(gguf));
+            assert_eq!(hugging_face_name(gguf, architecture).as_deref(), Some(hugging_face));
+            assert_eq!(gguf_name(hugging_face, architecture).as_deref(), Some(gguf));
         }
+        assert_eq!(
+            hugging_face_name("blk.1.ffn_up.7.weight", Architecture::Mixtral).as_deref(),
+            Some("model.layers.1.mlp.experts.7.up_proj.weight")
+        );
     }
 
     #[test]
@@ -137,11 +202,15 @@ mod tests {
             "blk.+7.attn_q.weight",
             "blk.7.attn_q",
             "blk.7.attn_q.scale",
-            "blk.7.ffn_gate_exps.weight",
+            "blk.7.post_attention_norm.weight",
+            "blk.7.ffn_up.07.weight",
+            "blk.7.attn_q.7.weight",
+            "blk.7.nextn.eh_proj.weight",
+            "blk.07.exp_probs_b.bias",
             "blk.99999999999.attn_q.weight",
             "",
         ] {
-            assert_eq!(hugging_face_name(name), None, "{name}");
+            assert_eq!(hugging_face_name(name, Architecture::Llama), None, "{name}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! config.json: both spellings, defaults, and what is refused.
 
 use crate::common::{config, config_with, refused, says};
-use atom_weights::{Architecture, Checkpoint, ModelConfig, Rope, RopeLayout, RopeScaling};
+use atom_weights::{Architecture, Checkpoint, ModelConfig, QkNorm, Rope, RopeLayout, RopeScaling};
 use serde_json::{Value, json};
 
 fn parsed(config: &Value) -> ModelConfig {
@@ -30,6 +30,8 @@ fn every_number_is_read() {
         tied_embeddings: false,
         attention_bias: true,
         mlp_bias: true,
+        qk_norm: QkNorm::None,
+        moe: None,
         max_position: 512,
         bos: Some(1),
         eos: vec![5, 6],
@@ -236,8 +238,8 @@ fn numbers_that_no_model_has_are_named_with_their_key() {
 fn models_that_are_not_built_are_named_with_what_is() {
     for (changes, parts) in [
         (
-            json!({"architectures": ["MixtralForCausalLM"]}),
-            &["MixtralForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM"][..],
+            json!({"architectures": ["GemmaForCausalLM"]}),
+            &["GemmaForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM", "MixtralForCausalLM"][..],
         ),
         (
             json!({"architectures": null, "model_type": "gpt_oss"}),

@@ -259,7 +259,7 @@ fn what_is_not_built_is_named() {
     type More = fn(&mut GgufWriter) -> &mut GgufWriter;
     let cases: [(More, &[&str]); 8] = [
         (|w| w.string("llama.rope.scaling.type", "yarn"), &["rope.scaling.type \"yarn\"", "linear"]),
-        (|w| w.u32("llama.expert_count", 8), &["llama.expert_count", "dense"]),
+        (|w| w.u32("llama.expert_count", 8), &["llama.expert_used_count is missing"]),
         (|w| w.bool("llama.attention.causal", false), &["llama.attention.causal"]),
         (|w| w.u32("llama.attention.sliding_window", 64), &["sliding_window = 64", "context_length = 128"]),
         (|w| w.f32("llama.attention.scale", 0.1), &["llama.attention.scale = 0.1"]),

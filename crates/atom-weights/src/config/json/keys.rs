@@ -48,6 +48,14 @@ impl<'a> Keys<'a> {
         if self.value(key).is_some() { self.count(key, max) } else { Ok(default) }
     }
 
+    /// A whole number from 0 to `max`.
+    pub(super) fn whole_or(&self, key: &str, default: usize, max: usize) -> Result<usize, WeightsError> {
+        let Some(value) = self.value(key) else { return Ok(default) };
+        let number = value.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| *n <= max);
+        number
+            .ok_or_else(|| self.wrong(key, format!("is {value}; a whole number from 0 to {max} is expected")))
+    }
+
     /// A number from `low` to `high`.
     pub(super) fn within(&self, key: &str, low: f64, high: f64) -> Result<f64, WeightsError> {
         let value = self.value(key).ok_or_else(|| self.wrong(key, "is missing"))?;

@@ -20,9 +20,7 @@ pub(super) fn read(
         None if architecture == Architecture::Llama => 10_000.0,
         None => return Err(keys.wrong("rope_theta", "is missing")),
     };
-    // Of a head's elements, how many rotate: the product is rounded down, as the reference does.
-    let part = agreed(&places, "partial_rotary_factor", 1e-6, 1.0)?.unwrap_or(1.0);
-    let dim = (head_dim as f64 * part) as usize;
+    let dim = rotated(keys, &places, architecture, head_dim)?;
 
     let mut scaling = None;
     for place in inner.iter().flatten() {
@@ -33,6 +31,34 @@ pub(super) fn read(
         scaling = Some(found);
     }
     Ok(Rope { theta, dim, layout: RopeLayout::Halves, scaling: scaling.unwrap_or(RopeScaling::None) })
+}
+
+/// Of a head's elements, how many rotate: a factor, whose product with them is rounded down as the
+/// reference does, or MiniMax's number.
+fn rotated(
+    keys: &Keys<'_>,
+    places: &[&Keys<'_>],
+    architecture: Architecture,
+    head_dim: usize,
+) -> Result<usize, WeightsError> {
+    const NUMBER: &str = "rotary_dim";
+    let part = agreed(places, "partial_rotary_factor", 1e-6, 1.0)?;
+    let product = |part: f64| (head_dim as f64 * part) as usize;
+    if architecture == Architecture::MiniMaxM2 && keys.value(NUMBER).is_some() {
+        let number = keys.count(NUMBER, head_dim)?;
+        return match part {
+            Some(part) if product(part) != number => {
+                let problem = format!(
+                    "is {number}, but partial_rotary_factor = {part} of a head's {head_dim} is {}",
+                    product(part)
+                );
+                Err(keys.wrong(NUMBER, problem))
+            }
+            _ => Ok(number),
+        };
+    }
+    let default = if architecture == Architecture::Glm4Moe { 0.5 } else { 1.0 };
+    Ok(product(part.unwrap_or(default)))
 }
 
 /// The value of a key that may stand in several places, which must not disagree.

@@ -2,8 +2,10 @@
 
 use super::GgufWriter;
 use crate::checkpoint::Checkpoint;
-use crate::config::{Architecture, ModelConfig, Rope, RopeLayout, RopeScaling};
+use crate::config::{Architecture, ModelConfig, MoeConfig, Rope, RopeLayout, RopeScaling, Scoring};
 use crate::error::WeightsError;
+use crate::experts::stack_of;
+use crate::family::{Role, TensorSpec};
 use crate::gguf::names::gguf_name;
 use crate::gguf::{BOS_KEY, EOS_KEYS};
 use crate::quant::{dequantize, quantize};
@@ -11,7 +13,8 @@ use crate::tensor::{DType, Tensor};
 use std::path::Path;
 
 /// Writes a checkpoint's configuration and tensors: matrices and the embedding as `matrices`, vectors
-/// as F32, as is usual. Rows of q and k of a Llama are reordered for interleaved pairs.
+/// and routers as F32, as is usual, and a layer's experts as stacks. Rows of q and k of a Llama or
+/// Mixtral are reordered for interleaved pairs.
 ///
 /// The tokenizer is not part of it: add its keys to the writer. Fails if a matrix has rows that are no
 /// multiple of the type's block.
@@ -25,27 +28,12 @@ pub fn from_checkpoint(checkpoint: &Checkpoint, matrices: DType) -> Result<GgufW
     let mut writer = GgufWriter::new();
     write_config(&mut writer, config);
     for spec in crate::family::tensors(config) {
-        let tensor = checkpoint.tensor(&spec.name)?;
-        let name = gguf_name(&spec.name).expect("every family's names have a GGUF spelling");
-        let dtype = if spec.shape.len() == 1 { DType::F32 } else { matrices };
-        if !tensor.cols().is_multiple_of(dtype.block_elements()) {
-            let what = format!("{} of {} columns as {dtype:?}", spec.name, tensor.cols());
-            let supported = format!("multiples of {} are, and F32, F16 and BF16", dtype.block_elements());
-            return Err(WeightsError::unsupported(Path::new("GGUF"), what, supported));
+        match stack_of(&spec.name) {
+            // The first expert stands for the stack.
+            Some((stack, 0)) => write_stack(&mut writer, checkpoint, &stack, &spec, matrices)?,
+            Some(_) => {}
+            None => write_tensor(&mut writer, checkpoint, &spec, matrices)?,
         }
-        let heads = match name.split('.').nth(2) {
-            Some("attn_q") => config.q_heads,
-            Some("attn_k") => config.kv_heads,
-            _ => 0,
-        };
-        let interleave =
-            config.architecture == Architecture::Llama && config.rope.layout == RopeLayout::Halves;
-        let values = if interleave && heads > 0 {
-            pairs_from_halves(&tensor, heads, config.rope.dim)
-        } else {
-            dequantize(&tensor)
-        };
-        writer.tensor(&name, dtype, &spec.shape, &quantize(dtype, &values));
     }
     if let Some(divisors) = divisors(&config.rope) {
         let bytes = quantize(DType::F32, &divisors);
@@ -54,8 +42,69 @@ pub fn from_checkpoint(checkpoint: &Checkpoint, matrices: DType) -> Result<GgufW
     Ok(writer)
 }
 
+fn write_tensor(
+    writer: &mut GgufWriter,
+    checkpoint: &Checkpoint,
+    spec: &TensorSpec,
+    matrices: DType,
+) -> Result<(), WeightsError> {
+    let config = checkpoint.config();
+    let tensor = checkpoint.tensor(&spec.name)?;
+    let name = name(&spec.name, config);
+    let vector = spec.shape.len() == 1 || spec.role == Role::Router;
+    let dtype = if vector { DType::F32 } else { matrices };
+    check_columns(&spec.name, tensor.cols(), dtype)?;
+    let heads = match name.split('.').nth(2) {
+        Some("attn_q") => config.q_heads,
+        Some("attn_k") => config.kv_heads,
+        _ => 0,
+    };
+    let permuted = matches!(config.architecture, Architecture::Llama | Architecture::Mixtral);
+    let values = if permuted && config.rope.layout == RopeLayout::Halves && heads > 0 {
+        pairs_from_halves(&tensor, heads, config.rope.dim)
+    } else {
+        dequantize(&tensor)
+    };
+    writer.tensor(&name, dtype, &spec.shape, &quantize(dtype, &values));
+    Ok(())
+}
+
+/// One matrix of every expert of a layer, `[experts, rows, columns]`. `first` is expert 0's.
+fn write_stack(
+    writer: &mut GgufWriter,
+    checkpoint: &Checkpoint,
+    stack: &str,
+    first: &TensorSpec,
+    dtype: DType,
+) -> Result<(), WeightsError> {
+    let config = checkpoint.config();
+    let experts = config.moe.as_ref().expect("only layers with experts have stacks").experts;
+    let (rows, cols) = (first.shape[0], first.shape[1]);
+    check_columns(&first.name, cols, dtype)?;
+    let mut bytes = Vec::with_capacity(experts * rows * dtype.row_bytes(cols));
+    for expert in 0..experts {
+        let name = first.name.replacen(".experts.0.", &format!(".experts.{expert}."), 1);
+        bytes.extend(quantize(dtype, &dequantize(&checkpoint.tensor(&name)?)));
+    }
+    writer.tensor(&name(stack, config), dtype, &[experts, rows, cols], &bytes);
+    Ok(())
+}
+
+fn name(hugging_face: &str, config: &ModelConfig) -> String {
+    gguf_name(hugging_face, config.architecture).expect("every family's names have a GGUF spelling")
+}
+
+fn check_columns(name: &str, cols: usize, dtype: DType) -> Result<(), WeightsError> {
+    if cols.is_multiple_of(dtype.block_elements()) {
+        return Ok(());
+    }
+    let what = format!("{name} of {cols} columns as {dtype:?}");
+    let supported = format!("multiples of {} are, and F32, F16 and BF16", dtype.block_elements());
+    Err(WeightsError::unsupported(Path::new("GGUF"), what, supported))
+}
+
 fn write_config(writer: &mut GgufWriter, config: &ModelConfig) {
-    let architecture = config.architecture.name();
+    let architecture = config.architecture.gguf_name();
     writer.string("general.architecture", architecture);
     // Every count is below the bounds of the config module, which fit.
     for (key, value) in [
@@ -78,12 +127,38 @@ fn write_config(writer: &mut GgufWriter, config: &ModelConfig) {
         writer.string(&format!("{architecture}.rope.scaling.type"), "linear");
         writer.f32(&format!("{architecture}.rope.scaling.factor"), factor as f32);
     }
+    if let Some(moe) = &config.moe {
+        write_moe(writer, architecture, moe);
+    }
     if let Some(bos) = config.bos {
         writer.u32(BOS_KEY, bos);
     }
     for (key, &token) in EOS_KEYS.iter().zip(&config.eos) {
         writer.u32(key, token);
     }
+}
+
+/// Which layers are dense is read off the tensors.
+fn write_moe(writer: &mut GgufWriter, architecture: &str, moe: &MoeConfig) {
+    let key = |key: &str| format!("{architecture}.{key}");
+    for (name, value) in [
+        ("expert_count", moe.experts),
+        ("expert_used_count", moe.top_k),
+        ("expert_feed_forward_length", moe.expert_width),
+        ("expert_shared_count", moe.shared_width / moe.expert_width),
+        ("expert_group_count", moe.groups),
+        ("expert_group_used_count", moe.groups_kept),
+        ("leading_dense_block_count", moe.dense_layers.iter().take_while(|dense| **dense).count()),
+    ] {
+        writer.u32(&key(name), value as u32);
+    }
+    let gating = match moe.scoring {
+        Scoring::Softmax => 1,
+        Scoring::Sigmoid => 2,
+    };
+    writer.u32(&key("expert_gating_func"), gating);
+    writer.bool(&key("expert_weights_norm"), moe.normalise);
+    writer.f32(&key("expert_weights_scale"), moe.scale);
 }
 
 /// Scalings without a key of their own are stored as what each frequency is divided by.
