@@ -15,8 +15,10 @@ pub struct Request {
     pub sampling: Arc<SamplingParams>,
     /// When it ends.
     pub stop: StopParams,
-    /// `Some`: this lane and no other. `None`: the least loaded one.
+    /// `Some`: this lane and no other. `None`: the session's, or the one with the least to do.
     pub lane: Option<LaneId>,
+    /// Requests of equal sessions go to one lane, where what they share is cached.
+    pub session: Option<u64>,
 }
 
 /// What the engine can serve: fixed at start.

@@ -34,6 +34,7 @@ impl Lane {
             sampling: Arc::new(SamplingParams { prompt_logprobs, ..SamplingParams::default() }),
             stop: StopParams { max_tokens, ..StopParams::default() },
             lane: None,
+            session: None,
         };
         self.scheduler.submit(request, 0, &mut self.events);
     }

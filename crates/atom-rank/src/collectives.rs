@@ -8,7 +8,7 @@
 use atom_group::{Meeting, WaitError};
 use atom_ops::{Collectives, Comm, OpsError};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 /// The shared memory of one communicator.
@@ -17,8 +17,15 @@ pub(crate) struct Window {
     cells: [Box<[Cell]>; 2],
 }
 
-/// f32 values that one member brings to one collective.
-type Cell = RwLock<Vec<f32>>;
+/// What one member brings to one collective.
+type Cell = RwLock<Brought>;
+
+#[derive(Default)]
+struct Brought {
+    values: Vec<f32>,
+    /// Of an all-to-all, how many of the values are for each member, in order; else empty.
+    counts: Vec<usize>,
+}
 
 /// One rank's place in a window.
 struct Membership {
@@ -52,7 +59,9 @@ impl SharedCollectives {
     pub(crate) fn reserve(&self, comm: Comm, elements: usize) {
         let membership = self.membership(comm);
         for cells in &membership.window.cells {
-            write(&cells[membership.member]).reserve(elements);
+            let mut cell = write(&cells[membership.member]);
+            cell.values.reserve(elements);
+            cell.counts.reserve(cells.len());
         }
     }
 
@@ -68,12 +77,14 @@ impl SharedCollectives {
         }
     }
 
-    /// Brings `parts`, one behind the other, waits for all, and returns everybody's cells.
+    /// Brings `parts`, one behind the other, waits for all, and returns everybody's cells. `counts` says
+    /// how many of the values are for whom, if not all are for everybody.
     fn meet<'a>(
         &self,
         comm: Comm,
         capacity: usize,
         parts: impl Iterator<Item = &'a [f32]>,
+        counts: &[usize],
     ) -> Result<&[Cell], OpsError> {
         let Membership { window, member, round } = self.membership(comm);
         let number = round.load(Ordering::Relaxed) + 1;
@@ -81,13 +92,12 @@ impl SharedCollectives {
         let cells = &window.cells[(number % 2) as usize];
         {
             let mut cell = write(&cells[*member]);
-            cell.clear();
-            parts.for_each(|part| cell.extend_from_slice(part));
-            assert!(
-                cell.len() <= capacity,
-                "{} elements in a collective recorded for {capacity}",
-                cell.len()
-            );
+            cell.values.clear();
+            cell.counts.clear();
+            cell.counts.extend_from_slice(counts);
+            parts.for_each(|part| cell.values.extend_from_slice(part));
+            let brought = cell.values.len();
+            assert!(brought <= capacity, "{brought} elements in a collective recorded for {capacity}");
         }
         window.meeting.arrive(*member, number);
         let patience = Duration::from_micros(self.patience_us.load(Ordering::Relaxed));
@@ -106,11 +116,11 @@ impl Collectives for SharedCollectives {
     }
 
     fn all_reduce(&self, comm: Comm, capacity: usize, x: &mut [f32]) -> Result<(), OpsError> {
-        let cells = self.meet(comm, capacity, std::iter::once(&*x))?;
+        let cells = self.meet(comm, capacity, std::iter::once(&*x), &[])?;
         for (member, cell) in cells.iter().enumerate() {
             let cell = read(cell);
-            expect_length(comm, member, cell.len(), x.len())?;
-            add(x, &cell, member == 0);
+            expect_length(comm, member, cell.values.len(), x.len())?;
+            add(x, &cell.values, member == 0);
         }
         Ok(())
     }
@@ -124,11 +134,11 @@ impl Collectives for SharedCollectives {
         stride: usize,
         out: &mut [f32],
     ) -> Result<(), OpsError> {
-        let cells = self.meet(comm, capacity, std::iter::once(mine))?;
+        let cells = self.meet(comm, capacity, std::iter::once(mine), &[])?;
         for (member, (cell, &count)) in cells.iter().zip(counts).enumerate() {
             let cell = read(cell);
-            expect_length(comm, member, cell.len(), count)?;
-            out[member * stride..member * stride + count].copy_from_slice(&cell);
+            expect_length(comm, member, cell.values.len(), count)?;
+            out[member * stride..member * stride + count].copy_from_slice(&cell.values);
         }
         Ok(())
     }
@@ -147,12 +157,39 @@ impl Collectives for SharedCollectives {
         // Only what is real travels: the rows of each lane, packed.
         let real =
             counts.iter().enumerate().map(|(member, &count)| &x[member * stride..member * stride + count]);
-        let cells = self.meet(comm, capacity, real)?;
+        let cells = self.meet(comm, capacity, real, &[])?;
         let (start, total) = (counts[..me].iter().sum::<usize>(), counts.iter().sum());
         for (member, cell) in cells.iter().enumerate() {
             let cell = read(cell);
-            expect_length(comm, member, cell.len(), total)?;
-            add(mine, &cell[start..start + counts[me]], member == 0);
+            expect_length(comm, member, cell.values.len(), total)?;
+            add(mine, &cell.values[start..start + counts[me]], member == 0);
+        }
+        Ok(())
+    }
+
+    fn all_to_all(
+        &self,
+        comm: Comm,
+        capacity: usize,
+        mine: &[f32],
+        counts: &[usize],
+        due: &[usize],
+        out: &mut [f32],
+    ) -> Result<(), OpsError> {
+        let (me, total) = (self.member(comm), counts.iter().sum());
+        expect_length(comm, me, mine.len(), total)?;
+        expect_length(comm, me, out.len(), due.iter().sum())?;
+        let cells = self.meet(comm, capacity, std::iter::once(mine), counts)?;
+        let mut left = out;
+        for (member, (cell, &due)) in cells.iter().zip(due).enumerate() {
+            let cell = read(cell);
+            // A member that came for another collective brings no counts.
+            expect_length(comm, member, cell.counts.len(), counts.len())?;
+            expect_length(comm, member, cell.counts[me], due)?;
+            let start: usize = cell.counts[..me].iter().sum();
+            let (part, rest) = left.split_at_mut(due);
+            part.copy_from_slice(&cell.values[start..start + due]);
+            left = rest;
         }
         Ok(())
     }
@@ -185,11 +222,11 @@ fn explain(window: &Window, comm: Comm, number: u64, error: WaitError) -> OpsErr
 }
 
 /// A poisoned lock means that its writer panicked; the group is closed then, and the data is not used.
-fn read(cell: &Cell) -> RwLockReadGuard<'_, Vec<f32>> {
+fn read(cell: &Cell) -> RwLockReadGuard<'_, Brought> {
     cell.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn write(cell: &Cell) -> std::sync::RwLockWriteGuard<'_, Vec<f32>> {
+fn write(cell: &Cell) -> RwLockWriteGuard<'_, Brought> {
     cell.write().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -244,6 +281,38 @@ mod tests {
             let tripled: Vec<f32> = mine.iter().map(|v| v * 3.0).collect();
             assert_eq!(back, tripled);
         }
+    }
+
+    #[test]
+    fn everybody_gets_what_the_others_have_for_it() {
+        // Member m has m + 2 * to values for `to`: uneven, and none from 0 to 0.
+        let count = |from: usize, to: usize| from + 2 * to;
+        let results = together(|me, side| {
+            let mine: Vec<f32> = (0..MEMBERS)
+                .flat_map(|to| (0..count(me, to)).map(move |i| (100 * me + 10 * to + i) as f32))
+                .collect();
+            let (counts, due) = ([0, 1, 2].map(|to| count(me, to)), [0, 1, 2].map(|from| count(from, me)));
+            let mut out = vec![f32::NAN; due.iter().sum()];
+            side.all_to_all(Comm::Group, 18, &mine, &counts, &due, &mut out).unwrap();
+            out
+        });
+        for (me, out) in results.iter().enumerate() {
+            let expected: Vec<f32> = (0..MEMBERS)
+                .flat_map(|from| (0..count(from, me)).map(move |i| (100 * from + 10 * me + i) as f32))
+                .collect();
+            assert_eq!(*out, expected, "member {me}");
+        }
+    }
+
+    #[test]
+    fn members_that_disagree_about_what_is_due_get_an_error() {
+        let results = together(|me, side| {
+            let due = [1, 1, 1 + usize::from(me == 1)];
+            let mut out = vec![0.0; due.iter().sum()];
+            side.all_to_all(Comm::Group, 3, &[0.0; 3], &[1, 1, 1], &due, &mut out)
+        });
+        let error = results[1].as_ref().unwrap_err().to_string();
+        assert!(error.contains("member 2") && error.contains("diverged"), "{error}");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The process side: starts the ranks, takes requests, answers questions, stops everything.
 
+use crate::balance::{Balancer, LoadBalance};
 use crate::board::Board;
 use crate::collectives::{SharedCollectives, Window};
 use crate::device::Device;
@@ -12,12 +13,12 @@ use crate::supervisor::{self, Ended};
 use atom_base::{LaneId, Mesh, RequestId, Seat};
 use atom_engine::{EngineError, EngineLimits, Plan, Refusal, Request, Scheduler, SchedulerConfig};
 use atom_group::{Exchange, Facts, GroupState, Lattice, Meeting, Patience};
-use atom_model::{Model, ModelError};
+use atom_model::{ExpertLayout, Model, ModelError};
 use atom_ops::{Backend, KvDType, OpsError, Reserve, StepShape};
 use atom_weights::Checkpoint;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -28,6 +29,8 @@ use thiserror::Error;
 pub struct HostConfig {
     /// Ranks, lanes, groups.
     pub mesh: Mesh,
+    /// How experts are spread over the ranks of a group.
+    pub experts: ExpertLayout,
     /// Legal step shapes.
     pub lattice: Arc<Lattice>,
     /// Every lane's scheduler.
@@ -36,6 +39,8 @@ pub struct HostConfig {
     pub kv_dtype: KvDType,
     /// Requests that may wait in a lane.
     pub queue_max: usize,
+    /// How requests are dealt to lanes.
+    pub load_balance: LoadBalance,
     /// Record every bucket before serving.
     pub record_all: bool,
     /// Fill what nothing may read with NaN, see [`Reserve::poison`].
@@ -52,7 +57,7 @@ pub struct Host {
     limits: EngineLimits,
     queue_max: usize,
     threads: Mutex<Threads>,
-    next_lane: AtomicUsize,
+    balancer: Mutex<Balancer>,
 }
 
 /// What [`Host::stop`] waits for.
@@ -163,12 +168,16 @@ impl Host {
         drop(ended_tx);
         let delivering = Arc::clone(&shared.outbox);
         threads.others.push(spawn("deliver".into(), move || delivering.deliver())?);
+        let edges = config.lattice.buckets().iter().map(|bucket| bucket.rows()).collect();
+        let page_size = scheduler.prefix_cache.then_some(scheduler.page_size);
+        let full = scheduler.max_num_seqs + config.queue_max;
+        let balancer = Balancer::new(config.load_balance, edges, page_size, full);
         let host = Self {
             shared,
             limits,
             queue_max: config.queue_max,
             threads: Mutex::new(threads),
-            next_lane: AtomicUsize::new(0),
+            balancer: Mutex::new(balancer),
         };
         host.wait_loaded(&loaded_rx)?;
         let watched = Arc::clone(&host.shared);
@@ -192,14 +201,16 @@ impl Host {
             return Err(Refusal::Closed("it is shutting down".into()));
         }
         self.limits.check(&request)?;
-        let lane = request.lane.map_or_else(|| self.least_loaded(), |lane| usize::from(lane.0));
-        let (group, lane_shared) = self.lane(lane);
-        let open = self.shared.outbox.open_on(LaneId(lane as u16));
-        if open >= self.limits.max_num_seqs + self.queue_max {
-            return Err(Refusal::QueueFull { waiting: open - self.limits.max_num_seqs });
-        }
         let id = request.id;
-        self.shared.outbox.route(id, LaneId(lane as u16), sink);
+        let lane = self.shared.outbox.route(id, request.prompt.len(), sink, |loads| {
+            let mut balancer = self.balancer.lock().unwrap_or_else(PoisonError::into_inner);
+            let full = self.limits.max_num_seqs + self.queue_max;
+            let placement = balancer.place(loads, &request.prompt, request.lane, request.session);
+            placement
+                .filter(|placed| loads[usize::from(placed.lane.0)].requests < full)
+                .ok_or(Refusal::QueueFull { waiting: self.queue_max })
+        })?;
+        let (group, lane_shared) = self.lane(usize::from(lane.0));
         lane_shared.mailbox.put(Mail::Submit(request));
         group.exchange.ring();
         // The group may have been lost in between: then nobody reads that mail.
@@ -285,14 +296,6 @@ impl Host {
         let per_group = self.shared.mesh.lanes_per_group();
         let group = &self.shared.groups[lane / per_group];
         (group, &group.lanes[lane % per_group])
-    }
-
-    /// The lane with the fewest open requests; among equals they take turns.
-    fn least_loaded(&self) -> usize {
-        let lanes = self.limits.lanes;
-        let first = self.next_lane.fetch_add(1, Ordering::Relaxed) % lanes;
-        let load = |lane: &usize| self.shared.outbox.open_on(LaneId(*lane as u16));
-        (0..lanes).map(|i| (first + i) % lanes).min_by_key(load).unwrap_or(0)
     }
 
     fn wait_loaded(&self, loaded: &mpsc::Receiver<(u16, Result<(), StartError>)>) -> Result<(), HostError> {
@@ -437,7 +440,8 @@ impl Starter {
     fn load(&self, seat: &Seat) -> Result<Device, StartError> {
         let mut backend = (self.backend)(seat)?;
         let progress = |done, total| (self.progress)(usize::from(seat.rank.0), done, total);
-        let model = Model::load(&self.checkpoint, &self.config.mesh, seat, &mut *backend, &progress)?;
+        let layout = (&self.config.mesh, self.config.experts);
+        let model = Model::load(&self.checkpoint, layout, seat, &mut *backend, &progress)?;
         let top = self.config.lattice.top();
         let scheduler = &self.config.scheduler;
         let reserve = Reserve {

@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+mod balance;
 mod board;
 mod collectives;
 mod device;
@@ -24,6 +25,7 @@ mod outbox;
 mod stats;
 mod supervisor;
 
+pub use balance::LoadBalance;
 pub use host::{Host, HostConfig, HostError, Progress};
 pub use outbox::EventSink;
 pub use stats::{Health, LaneHealth, LaneStats};

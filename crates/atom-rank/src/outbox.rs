@@ -1,12 +1,13 @@
 //! How events leave a lane: through a ring of fixed size to one thread, which hands them to the
 //! requests' sinks. The step allocates nothing and never waits for a reader.
 
+use crate::balance::{LaneLoad, Placement};
 use atom_base::{LaneId, RequestId};
 use atom_engine::{EngineError, Event};
 use crossbeam_queue::ArrayQueue;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Thread;
 
 /// Takes the events of one request, in order. Must not block: it runs on the one delivering thread.
@@ -15,14 +16,21 @@ pub type EventSink = Box<dyn FnMut(Event) + Send>;
 /// The ring, the sinks, and the thread between them.
 pub(crate) struct Outbox {
     ring: ArrayQueue<(RequestId, Event)>,
-    routes: Mutex<HashMap<RequestId, Route>>,
-    open: Box<[AtomicUsize]>, // [lanes], routes of each
+    routes: Mutex<Routes>,
     thread: OnceLock<Thread>,
     closed: AtomicBool,
 }
 
+/// Every open request, and what each lane has of them: changed together, under one lock.
+struct Routes {
+    open: HashMap<RequestId, Route>,
+    loads: Box<[LaneLoad]>, // [lanes]
+}
+
 struct Route {
-    lane: LaneId,
+    placement: Placement,
+    tokens: usize,
+    started: bool,
     sink: EventSink,
 }
 
@@ -33,50 +41,55 @@ impl Outbox {
     pub(crate) fn new(lanes: usize) -> Arc<Self> {
         Arc::new(Self {
             ring: ArrayQueue::new(RING_EVENTS),
-            routes: Mutex::default(),
-            open: (0..lanes).map(|_| AtomicUsize::new(0)).collect(),
+            routes: Mutex::new(Routes {
+                open: HashMap::new(),
+                loads: vec![LaneLoad::default(); lanes].into(),
+            }),
             thread: OnceLock::new(),
             closed: AtomicBool::new(false),
         })
     }
 
-    /// Registers where a request's events go; before the request can have any.
-    pub(crate) fn route(&self, request: RequestId, lane: LaneId, sink: EventSink) {
+    /// Registers where a request's events go; before the request can have any. `place` chooses its lane
+    /// from what all lanes have open, or refuses; nobody else is placed meanwhile.
+    pub(crate) fn route<E>(
+        &self,
+        request: RequestId,
+        tokens: usize,
+        sink: EventSink,
+        place: impl FnOnce(&[LaneLoad]) -> Result<Placement, E>,
+    ) -> Result<LaneId, E> {
         let mut routes = self.lock_routes();
-        routes.insert(request, Route { lane, sink });
-        self.open_of(lane).fetch_add(1, Ordering::SeqCst);
+        let placement = place(&routes.loads)?;
+        let load = routes.load(placement.lane);
+        load.requests += 1;
+        load.tokens += tokens;
+        load.backlog += placement.prefill_rows;
+        routes.open.insert(request, Route { placement, tokens, started: false, sink });
+        Ok(placement.lane)
     }
 
     /// Forgets a request that its caller no longer listens to.
     pub(crate) fn unroute(&self, request: RequestId) -> Option<LaneId> {
-        let route = self.lock_routes().remove(&request)?;
-        self.open_of(route.lane).fetch_sub(1, Ordering::SeqCst);
-        Some(route.lane)
-    }
-
-    /// Requests on this lane that have not ended.
-    pub(crate) fn open_on(&self, lane: LaneId) -> usize {
-        self.open_of(lane).load(Ordering::SeqCst)
+        self.lock_routes().remove(request).map(|route| route.placement.lane)
     }
 
     /// Forgets every request; nobody listens to any of them any more.
     pub(crate) fn unroute_all(&self) -> Vec<(RequestId, LaneId)> {
         let mut routes = self.lock_routes();
-        let all = routes.drain().map(|(request, route)| (request, route.lane)).collect();
-        self.open.iter().for_each(|open| open.store(0, Ordering::SeqCst));
-        all
+        routes.loads.fill(LaneLoad::default());
+        routes.open.drain().map(|(request, route)| (request, route.placement.lane)).collect()
     }
 
     /// Fails every request of these lanes.
     pub(crate) fn fail(&self, lanes: &[LaneId], error: &EngineError) {
-        self.lock_routes().retain(|_, route| {
-            let lost = lanes.contains(&route.lane);
-            if lost {
-                (route.sink)(Event::Failed(error.clone()));
-                self.open_of(route.lane).fetch_sub(1, Ordering::SeqCst);
-            }
-            !lost
-        });
+        let mut routes = self.lock_routes();
+        let lost = |route: &Route| lanes.contains(&route.placement.lane);
+        let ids: Vec<_> = routes.open.iter().filter(|(_, route)| lost(route)).map(|(&id, _)| id).collect();
+        for id in ids {
+            let mut route = routes.remove(id).expect("found above, under the same lock");
+            (route.sink)(Event::Failed(error.clone()));
+        }
     }
 
     /// The delivering thread's loop; returns after [`close`](Self::close) once the ring is empty.
@@ -88,7 +101,8 @@ impl Outbox {
             }
             if self.closed.load(Ordering::SeqCst) && self.ring.is_empty() {
                 // Nobody computes any more: what is still open would wait for ever.
-                let lanes: Vec<LaneId> = (0..self.open.len()).map(|lane| LaneId(lane as u16)).collect();
+                let lanes: Vec<_> =
+                    (0..self.lock_routes().loads.len()).map(|lane| LaneId(lane as u16)).collect();
                 return self.fail(&lanes, &EngineError::Rank("the engine was shut down".into()));
             }
             std::thread::park();
@@ -122,17 +136,18 @@ impl Outbox {
 
     fn hand_over(&self, request: RequestId, event: Event) {
         let mut routes = self.lock_routes();
-        let Some(route) = routes.get_mut(&request) else { return };
+        let Some(route) = routes.open.get_mut(&request) else { return };
         let last = matches!(event, Event::Finished(_) | Event::Failed(_));
+        // The first event comes with the end of the prompt, whatever it is.
+        let begins = !std::mem::replace(&mut route.started, true);
         (route.sink)(event);
-        if last {
-            self.open_of(route.lane).fetch_sub(1, Ordering::SeqCst);
-            routes.remove(&request);
+        let Placement { lane, prefill_rows } = route.placement;
+        if begins {
+            routes.load(lane).backlog -= prefill_rows;
         }
-    }
-
-    fn open_of(&self, lane: LaneId) -> &AtomicUsize {
-        &self.open[usize::from(lane.0)]
+        if last {
+            routes.remove(request);
+        }
     }
 
     fn wake(&self) {
@@ -141,7 +156,25 @@ impl Outbox {
         }
     }
 
-    fn lock_routes(&self) -> std::sync::MutexGuard<'_, HashMap<RequestId, Route>> {
+    fn lock_routes(&self) -> MutexGuard<'_, Routes> {
         self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Routes {
+    fn load(&mut self, lane: LaneId) -> &mut LaneLoad {
+        &mut self.loads[usize::from(lane.0)]
+    }
+
+    /// Takes a request off its lane's load, with what it still weighs.
+    fn remove(&mut self, request: RequestId) -> Option<Route> {
+        let route = self.open.remove(&request)?;
+        let load = self.load(route.placement.lane);
+        load.requests -= 1;
+        load.tokens -= route.tokens;
+        if !route.started {
+            load.backlog -= route.placement.prefill_rows;
+        }
+        Some(route)
     }
 }

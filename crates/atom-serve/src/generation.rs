@@ -20,6 +20,8 @@ pub(crate) struct Work {
     pub(crate) params: Params,
     /// At least one.
     pub(crate) prompts: Vec<Prompt>,
+    /// Hash of the client's session id, if it sent one.
+    pub(crate) session: Option<u64>,
 }
 
 /// Tokens to continue.
@@ -166,6 +168,7 @@ fn requests(server: &Server, work: &Work) -> Result<Vec<Request>, ApiError> {
                 sampling: sampling.clone(),
                 stop: stop.clone(),
                 lane: params.lane,
+                session: work.session,
             };
             limits.check(&request)?;
             requests.push(request);

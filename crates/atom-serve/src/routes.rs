@@ -15,6 +15,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{Router, get, post};
 use serde_json::Value;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -58,10 +59,12 @@ async fn generate<S: Shape>(
     let in_flight = server.metrics.begin();
     let running = server.phases.begin().ok_or(ApiError::Draining)?;
     let cut = server.phases.reached(Phase::Cut);
+    let session = session(request.headers());
     let answer = async {
         let bytes = body::read(request).await?;
         let arrived = Instant::now();
-        let (work, shape) = server.on_text_thread(move |server| read(server, &bytes)).await?;
+        let (mut work, shape) = server.on_text_thread(move |server| read(server, &bytes)).await?;
+        work.session = session;
         let admission = Admission { running, in_flight, arrived };
         let generation = Generation::submit(&server, &work, admission)?;
         match work.params.stream {
@@ -125,6 +128,14 @@ fn client_id(headers: &HeaderMap) -> Option<HeaderValue> {
     sane.then(|| value.clone())
 }
 
+/// Requests that carry the same session id go to one lane, where their common beginning is cached.
+fn session(headers: &HeaderMap) -> Option<u64> {
+    let id = headers.get(SESSION_ID).filter(|id| !id.is_empty())?;
+    let mut hasher = DefaultHasher::new();
+    id.as_bytes().hash(&mut hasher);
+    Some(hasher.finish())
+}
+
 fn endpoint(path: &str) -> Endpoint {
     match path {
         "/v1/chat/completions" => Endpoint::Chat,
@@ -142,6 +153,7 @@ fn shortened(text: &str) -> String {
 }
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const SESSION_ID: HeaderName = HeaderName::from_static("x-session-id");
 const REQUEST_ID_BYTES_MAX: usize = 128;
 const SHOWN_CHARS_MAX: usize = 128;
 const KNOWN_PATHS: &str = "/v1/chat/completions, /v1/completions, /v1/models, /health, /health/live, \

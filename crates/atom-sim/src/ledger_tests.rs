@@ -14,6 +14,7 @@ fn request(prompt_logprobs: Option<u8>) -> Request {
         sampling: Arc::new(SamplingParams { prompt_logprobs, ..SamplingParams::default() }),
         stop: StopParams { max_tokens: 3, ignore_eos: true, ..StopParams::default() },
         lane: None,
+        session: None,
     }
 }
 

@@ -184,6 +184,7 @@ fn draw_request(dice: &mut Dice, id: u64, prompt: Vec<TokenId>, limits: &EngineL
             ignore_eos: dice.chance(200),
         },
         lane: None,
+        session: None,
     }
 }
 

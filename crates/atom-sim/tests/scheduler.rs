@@ -64,6 +64,7 @@ fn submission(id: u64, action: &Action) -> Option<Request> {
         sampling: Arc::new(sampling),
         stop: StopParams { max_tokens, stop_token_ids: Box::new([1]), ignore_eos: kind & 32 != 0 },
         lane: None,
+        session: None,
     })
 }
 

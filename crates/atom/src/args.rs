@@ -71,9 +71,24 @@ pub(crate) struct EngineArgs {
     #[arg(long, alias = "dp", value_name = "N", default_value_t = 1)]
     pub(crate) data_parallel_size: u16,
 
-    /// Attention by data, MLPs over all ranks: -tp N becomes N lanes in lockstep.
+    /// Attention by data, MLPs or experts over all ranks: -tp N becomes N lanes in lockstep.
     #[arg(long)]
     pub(crate) enable_dp_attention: bool,
+
+    /// Spread whole experts over the ranks, instead of giving every rank a slice of each.
+    #[arg(long)]
+    pub(crate) enable_expert_parallel: bool,
+
+    /// How rows reach the experts of other lanes. gather: all rows to all ranks, sums back. dispatch: rows to
+    /// the ranks of their experts, outputs back. auto: dispatch where experts are whole, else gather.
+    #[arg(long, value_enum, default_value_t = MoeExchangeArg::Auto)]
+    pub(crate) moe_exchange: MoeExchangeArg,
+
+    /// How requests are dealt to lanes. work: by the bucket rows that they are predicted to add, where their
+    /// prompt is cached counting less. A request can name its lane (data_parallel_rank), and requests with the
+    /// same x-session-id header stay together.
+    #[arg(long, value_enum, default_value_t = LoadBalanceArg::Work)]
+    pub(crate) dp_load_balance: LoadBalanceArg,
 
     /// Rows of the largest step; longer prompts are computed in chunks [default: what takes this CPU
     /// less than half a second].
@@ -152,8 +167,6 @@ pub(crate) struct EngineArgs {
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct UnbuiltArgs {
     #[arg(long, hide = true)]
-    enable_expert_parallel: bool,
-    #[arg(long, hide = true)]
     enforce_eager: bool,
     #[arg(long, hide = true)]
     load_dummy: bool,
@@ -170,10 +183,9 @@ pub(crate) struct UnbuiltArgs {
 impl EngineArgs {
     /// What isn't built is refused and never ignored.
     pub(crate) fn refuse_unbuilt(&self) -> anyhow::Result<()> {
-        let UnbuiltArgs { enable_expert_parallel, enforce_eager, load_dummy, .. } = self.unbuilt;
+        let UnbuiltArgs { enforce_eager, load_dummy, .. } = self.unbuilt;
         let flags = [
             ("--device cuda", self.device == Device::Cuda, "this build computes on the CPU"),
-            ("--enable-expert-parallel", enable_expert_parallel, "mixture-of-experts models are not"),
             (
                 "--enforce-eager",
                 enforce_eager,
@@ -353,6 +365,22 @@ pub(crate) enum ActivationsArg {
     F32,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum MoeExchangeArg {
+    Auto,
+    Gather,
+    Dispatch,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum LoadBalanceArg {
+    Work,
+    RoundRobin,
+    LeastRequests,
+    LeastTokens,
+}
+
 /// `--max_num_seqs` is `--max-num-seqs`; `-tp N` and `-dp N` are long flags with one dash.
 pub(crate) fn normalise(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut literal = false;
@@ -421,7 +449,7 @@ mod tests {
     #[test]
     fn what_is_not_built_is_refused_by_name() {
         for flag in
-            ["--enable-expert-parallel", "--enforce-eager", "--device=cuda", "--load-dummy", "--api-key=x"]
+            ["--enforce-eager", "--device=cuda", "--load-dummy", "--api-key=x"]
         {
             let Command::Serve(args) = parse(&["atom", "serve", flag]).unwrap().command else { panic!() };
             let refusal = args.engine.refuse_unbuilt().unwrap_err().to_string();

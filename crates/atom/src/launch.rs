@@ -1,7 +1,7 @@
 //! From arguments to a running host: model found and opened, layout checked, memory planned, ranks
 //! started.
 
-use crate::args::{ActivationsArg, EngineArgs, IsaArg, KvCacheDType};
+use crate::args::{ActivationsArg, EngineArgs, IsaArg, KvCacheDType, LoadBalanceArg, MoeExchangeArg};
 use crate::models;
 use crate::text::Text;
 use anyhow::{Context, Result, bail, ensure};
@@ -9,8 +9,9 @@ use atom_base::{Mesh, MeshArgs, Seat, TokenId};
 use atom_cpu::{Activations, CpuBackend, CpuOptions, Isa, WeightShare};
 use atom_engine::SchedulerConfig;
 use atom_group::{Lattice, LatticeArgs, Patience};
+use atom_model::{ExchangeChoice, ExpertLayout};
 use atom_ops::{Backend, KvDType};
-use atom_rank::{Host, HostConfig, Progress};
+use atom_rank::{Host, HostConfig, LoadBalance, Progress};
 use atom_weights::{Checkpoint, DType, ModelConfig};
 use std::collections::BTreeSet;
 use std::io::IsTerminal;
@@ -102,6 +103,15 @@ fn mesh(args: &EngineArgs) -> Result<Mesh> {
     Ok(Mesh::new(mesh)?)
 }
 
+fn expert_layout(args: &EngineArgs) -> ExpertLayout {
+    let exchange = match args.moe_exchange {
+        MoeExchangeArg::Auto => ExchangeChoice::Auto,
+        MoeExchangeArg::Gather => ExchangeChoice::Gather,
+        MoeExchangeArg::Dispatch => ExchangeChoice::Dispatch,
+    };
+    ExpertLayout { expert_parallel: args.enable_expert_parallel, exchange }
+}
+
 fn host_config(
     args: &EngineArgs,
     checkpoint: &Checkpoint,
@@ -156,6 +166,7 @@ fn host_config(
     }
     Ok(HostConfig {
         mesh,
+        experts: expert_layout(args),
         lattice: Arc::new(lattice),
         scheduler: SchedulerConfig {
             pages,
@@ -168,6 +179,12 @@ fn host_config(
         },
         kv_dtype,
         queue_max: args.max_waiting,
+        load_balance: match args.dp_load_balance {
+            LoadBalanceArg::Work => LoadBalance::Work,
+            LoadBalanceArg::RoundRobin => LoadBalance::RoundRobin,
+            LoadBalanceArg::LeastRequests => LoadBalance::LeastRequests,
+            LoadBalanceArg::LeastTokens => LoadBalance::LeastTokens,
+        },
         // A recording on a CPU is a list of some hundred operators: microseconds.
         record_all: true,
         poison: args.poison_padding,
@@ -189,16 +206,25 @@ fn row_seconds(checkpoint: &Checkpoint, activations: ActivationsArg, threads: us
         ActivationsArg::Int16 if weights_are_quantised(checkpoint) => INT16_WEIGHTS_PER_SECOND,
         _ => FLOAT_WEIGHTS_PER_SECOND,
     };
-    checkpoint.parameters() as f64 / (rate * threads as f64)
+    active_parameters(checkpoint) as f64 / (rate * threads as f64)
+}
+
+/// Parameters that one row meets: all but the experts that it doesn't choose.
+fn active_parameters(checkpoint: &Checkpoint) -> u64 {
+    let config = checkpoint.config();
+    let Some(moe) = &config.moe else { return checkpoint.parameters() };
+    let layers = moe.dense_layers.iter().filter(|&&dense| !dense).count();
+    let expert = 3 * config.hidden_size * moe.expert_width;
+    checkpoint.parameters() - (layers * (moe.experts - moe.top_k) * expert) as u64
 }
 
 fn weights_are_quantised(checkpoint: &Checkpoint) -> bool {
-    let first = checkpoint.tensor("model.layers.0.mlp.down_proj.weight");
+    let first = checkpoint.tensor(TYPICAL_MATRIX);
     first.is_ok_and(|t| t.dtype.block_elements() > 1)
 }
 
 fn kv_dtype(asked: KvCacheDType, checkpoint: &Checkpoint) -> Result<KvDType> {
-    let first = checkpoint.tensor("model.layers.0.mlp.down_proj.weight")?;
+    let first = checkpoint.tensor(TYPICAL_MATRIX)?;
     Ok(match asked {
         KvCacheDType::Auto if first.dtype == DType::F32 => KvDType::F32,
         KvCacheDType::Auto | KvCacheDType::F16 => KvDType::F16,
@@ -267,6 +293,8 @@ fn progress(ranks: usize) -> Arc<Progress> {
     })
 }
 
+/// A matrix that every family has, in the type that its weights have.
+const TYPICAL_MATRIX: &str = "model.layers.0.self_attn.o_proj.weight";
 /// A step should keep a decoding neighbour waiting for less than half a second.
 const STEP_SECONDS: f64 = 0.4;
 /// A longer step would be taken for a stuck one: the first replay of a bucket may last a minute.

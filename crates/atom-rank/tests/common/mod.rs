@@ -7,8 +7,9 @@ use atom_base::{
 use atom_cpu::{Activations, CpuBackend, CpuOptions, WeightShare};
 use atom_engine::{EngineError, Event, Request, SchedulerConfig};
 use atom_group::{Lattice, LatticeArgs, Patience};
+use atom_model::{ExchangeChoice, ExpertLayout};
 use atom_ops::{Backend, KvDType, OpsError};
-use atom_rank::{Host, HostConfig, HostError};
+use atom_rank::{Host, HostConfig, HostError, LoadBalance};
 use atom_weights::Checkpoint;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ use std::time::Duration;
 #[derive(Clone)]
 pub struct Setup {
     pub mesh: Mesh,
+    pub experts: ExpertLayout,
     pub rows_max: u32,
     pub max_num_seqs: u32,
     pub pages: usize,
@@ -55,10 +57,16 @@ pub fn mesh(tp: u16, dp: u16, dp_attention: bool) -> Mesh {
     Mesh::new(MeshArgs { tp, dp, dp_attention }).unwrap()
 }
 
+/// `--enable-expert-parallel`.
+pub fn expert_parallel() -> ExpertLayout {
+    ExpertLayout { expert_parallel: true, exchange: ExchangeChoice::Auto }
+}
+
 impl Default for Setup {
     fn default() -> Self {
         Self {
             mesh: Mesh::SINGLE,
+            experts: ExpertLayout::default(),
             rows_max: 64,
             max_num_seqs: 16,
             pages: 600,
@@ -87,6 +95,7 @@ impl Setup {
         };
         HostConfig {
             mesh: self.mesh,
+            experts: self.experts,
             lattice: Arc::new(Lattice::new(&lattice).unwrap()),
             scheduler: SchedulerConfig {
                 pages: self.pages,
@@ -99,6 +108,7 @@ impl Setup {
             },
             kv_dtype: self.kv_dtype,
             queue_max: 10_000,
+            load_balance: LoadBalance::default(),
             record_all: self.record_all,
             poison: self.poison,
             spins: 0,
@@ -160,6 +170,7 @@ pub fn request(prompt: &[TokenId], max_tokens: u32, sampling: SamplingParams) ->
         sampling: Arc::new(sampling),
         stop: StopParams { max_tokens, ..StopParams::default() },
         lane: None,
+        session: None,
     }
 }
 

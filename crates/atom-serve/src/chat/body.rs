@@ -38,7 +38,7 @@ pub(crate) fn read(server: &Server, body: &[u8]) -> Result<(Work, ChatShape), Ap
         None => room(server, tokens.len())?,
     };
     let shape = ChatShape::new(server, &params);
-    Ok((Work { params, prompts: vec![Prompt { tokens, max_tokens, echo: None }] }, shape))
+    Ok((Work { params, prompts: vec![Prompt { tokens, max_tokens, echo: None }], session: None }, shape))
 }
 
 /// What is left of the context behind a prompt: the default of `max_tokens`.

@@ -44,7 +44,7 @@ pub(crate) fn read(server: &Server, body: &[u8]) -> Result<(Work, CompletionShap
         })
         .collect::<Result<_, ApiError>>()?;
     let shape = CompletionShape::new(server, &params);
-    Ok((Work { params, prompts }, shape))
+    Ok((Work { params, prompts, session: None }, shape))
 }
 
 enum RawPrompt {

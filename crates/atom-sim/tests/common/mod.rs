@@ -45,6 +45,7 @@ pub(crate) fn request(id: u64, tokens: usize, max_tokens: u32, sampling: Samplin
         sampling: Arc::new(sampling),
         stop: StopParams { max_tokens, stop_token_ids: Box::default(), ignore_eos: true },
         lane: None,
+        session: None,
     }
 }
 
