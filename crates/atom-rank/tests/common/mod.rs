@@ -1,12 +1,14 @@
 //! A host over a tiny synthetic model, and requests that are waited for.
 #![allow(dead_code, unreachable_pub, reason = "each test file is a crate that uses its own part")]
 
+pub mod trace;
+
 use atom_base::{
     FinishReason, Mesh, MeshArgs, RequestId, SamplingParams, ScoredToken, Seat, StopParams, TokenId,
 };
 use atom_cpu::{Activations, CpuBackend, CpuOptions, WeightShare};
 use atom_engine::{EngineError, Event, Request, SchedulerConfig};
-use atom_group::{Lattice, LatticeArgs, Patience};
+use atom_group::{Lattice, LatticeArgs, Patience, Policy};
 use atom_model::{ExchangeChoice, ExpertLayout};
 use atom_ops::{Backend, KvDType, OpsError};
 use atom_rank::{Host, HostConfig, HostError, LoadBalance};
@@ -35,6 +37,7 @@ pub struct Setup {
     pub record_all: bool,
     pub poison: bool,
     pub patience: Patience,
+    pub policy: Policy,
     pub eos: Vec<TokenId>,
 }
 
@@ -81,6 +84,7 @@ impl Default for Setup {
             // Padding must never matter, so every test proves it on the way.
             poison: true,
             patience: Patience::default(),
+            policy: Policy::default(),
             eos: Vec::new(),
         }
     }
@@ -113,6 +117,7 @@ impl Setup {
             poison: self.poison,
             spins: 0,
             patience: self.patience,
+            policy: self.policy,
         }
     }
 
@@ -127,6 +132,15 @@ impl Setup {
 
     pub fn start(&self, checkpoint: &Arc<Checkpoint>) -> Host {
         self.try_start(checkpoint).unwrap()
+    }
+
+    /// With another backend.
+    pub fn start_with(
+        &self,
+        checkpoint: &Arc<Checkpoint>,
+        backend: impl Fn(&Seat) -> Result<Box<dyn Backend>, OpsError> + Send + Sync + 'static,
+    ) -> Host {
+        Host::start(&self.config(), checkpoint, backend, Arc::new(|_, _, _| {})).unwrap()
     }
 
     pub fn try_start(&self, checkpoint: &Arc<Checkpoint>) -> Result<Host, HostError> {

@@ -1,0 +1,212 @@
+//! All ranks of a group replay one bucket in every step, whatever each of them has to do: the case that
+//! the group's rule was made for, and the one that it left open, on mixtures with every exchange.
+#![allow(clippy::unwrap_used, reason = "in tests, also in their helper functions")]
+
+mod common;
+
+use atom_base::{LaneId, SamplingParams, TokenId};
+use atom_engine::Request;
+use atom_group::{Alignment, Policy};
+use atom_model::{ExchangeChoice, ExpertLayout};
+use atom_ops::Backend;
+use atom_rank::Host;
+use common::trace::{Replayed, Trace, Traced};
+use common::{Setup, ask, mesh, request, send, tiny};
+use std::sync::{Arc, Mutex};
+
+const LANES: usize = 4;
+
+/// DTP4 and DEP4, both exchanges.
+fn layouts() -> [ExpertLayout; 3] {
+    [(false, ExchangeChoice::Auto), (true, ExchangeChoice::Dispatch), (true, ExchangeChoice::Gather)]
+        .map(|(expert_parallel, exchange)| ExpertLayout { expert_parallel, exchange })
+}
+
+/// With prefills of several lanes coalesced, without, and as if there were no such thing.
+fn policies() -> [Policy; 2] {
+    [
+        Policy { alignment: Some(Alignment::default()), ..Policy::default() },
+        Policy { alignment: None, ..Policy::default() },
+    ]
+}
+
+fn setup(experts: ExpertLayout, policy: Policy) -> Setup {
+    Setup { mesh: mesh(LANES as u16, 1, true), experts, policy, rows_max: 64, ..Setup::default() }
+}
+
+fn start(setup: &Setup) -> (Host, Trace) {
+    let trace: Trace = Arc::new(Mutex::new(vec![Vec::new(); setup.mesh.ranks()]));
+    let (cpu, log) = (setup.cpu(), Arc::clone(&trace));
+    let backend = move |seat: &atom_base::Seat| {
+        Ok(Box::new(Traced {
+            inner: cpu(seat)?,
+            rank: usize::from(seat.rank.0),
+            trace: Arc::clone(&log),
+            recordings: Vec::new(),
+        }) as Box<dyn Backend>)
+    };
+    (setup.start_with(&tiny("qwen3_moe"), backend), trace)
+}
+
+fn prompt(seed: u32, len: usize) -> Vec<TokenId> {
+    (0..len as u32).map(|i| atom_base::rng::philox([i, 0, 0, 0], [seed, 0])[0] % 500).collect()
+}
+
+fn on(lane: u16, request: Request) -> Request {
+    Request { lane: Some(LaneId(lane)), ..request }
+}
+
+fn penalised(seed: u64) -> SamplingParams {
+    SamplingParams {
+        temperature: 0.8,
+        frequency_penalty: 0.4,
+        repetition_penalty: 1.2,
+        seed,
+        logprobs: Some(2),
+        ..SamplingParams::default()
+    }
+}
+
+/// Steps as all ranks saw them: `steps[i][rank]`. Ends the host first, so that every log is complete.
+fn steps(host: Host, trace: &Trace) -> Vec<Vec<Replayed>> {
+    host.shutdown().unwrap();
+    let logs = trace.lock().unwrap();
+    let count = logs[0].len();
+    assert!(logs.iter().all(|log| log.len() == count), "every rank takes every step");
+    (0..count).map(|step| logs.iter().map(|log| log[step].clone()).collect()).collect()
+}
+
+/// The promise itself: one bucket, one list of operators, one view of the grants.
+fn assert_lockstep(steps: &[Vec<Replayed>]) {
+    for (index, ranks) in steps.iter().enumerate() {
+        for (rank, replayed) in ranks.iter().enumerate() {
+            let first = &ranks[0];
+            assert_eq!(replayed.shape, first.shape, "step {index}: rank {rank} replays another bucket");
+            assert_eq!(replayed.ops, first.ops, "step {index}: rank {rank} runs other operators");
+            assert_eq!(replayed.granted, first.granted, "step {index}: rank {rank} sees other grants");
+            assert!(replayed.rows <= replayed.granted[rank] as usize, "step {index}: rank {rank}");
+            if replayed.rows == 0 {
+                assert_eq!(replayed.experts.chosen, 0, "step {index}: padding of rank {rank} was routed");
+            }
+        }
+        let largest = ranks.iter().map(|r| r.rows).max().unwrap();
+        assert!(ranks[0].shape.rows >= largest, "step {index}");
+    }
+}
+
+/// One lane decodes with log-probabilities and penalties, one prefills in chunks, one has nothing, one
+/// does both.
+#[test]
+fn decode_rows_ride_the_prefill_bucket_beside_prefilling_and_idle_lanes() {
+    let alone = {
+        let host = Setup::default().start(&tiny("qwen3_moe"));
+        [1, 3].map(|seed| ask(&host, request(&prompt(seed, 9), 40, penalised(seed.into()))).ids())
+    };
+    for experts in layouts() {
+        for policy in policies() {
+            let (host, trace) = start(&setup(experts, policy));
+            let decoding =
+                [(0, 1), (3, 3)].map(|(lane, seed): (u16, u32)| {
+                    send(&host, on(lane, request(&prompt(seed, 9), 40, penalised(seed.into()))))
+                });
+            // They decode before the others come.
+            let mut first = decoding.iter().map(|pending| pending.next()).collect::<Vec<_>>();
+            let prefilling: Vec<_> = [(1, 11), (3, 12), (1, 13)]
+                .map(|(lane, seed)| {
+                    send(&host, on(lane, request(&prompt(seed, 400), 2, SamplingParams::greedy())))
+                })
+                .into();
+            for (pending, alone) in decoding.into_iter().zip(&alone) {
+                assert!(matches!(first.pop(), Some(atom_engine::Event::Started { .. })));
+                assert_eq!(pending.wait().ids(), *alone, "{experts:?} {policy:?}");
+            }
+            prefilling.into_iter().for_each(|p| assert_eq!(p.wait().tokens.len(), 2));
+            let steps = steps(host, &trace);
+            assert_lockstep(&steps);
+            let rides = |ranks: &&Vec<Replayed>| {
+                ranks[0].decode_rows == 1 && ranks[0].rows == 1 && ranks[1].rows > 8 && ranks[2].rows == 0
+            };
+            let riding = steps.iter().filter(rides).count();
+            assert!(riding > 0, "{experts:?} {policy:?}: a decoding lane beside a prefilling and an idle one");
+            let mixed = steps.iter().filter(|ranks| ranks[3].decode_rows > 0 && ranks[3].rows > 8).count();
+            assert!(mixed > 0, "{experts:?} {policy:?}: decode rows and a prompt chunk in one lane");
+        }
+    }
+}
+
+#[test]
+fn idle_lanes_route_no_row_and_hold_no_page() {
+    for experts in layouts() {
+        let (host, trace) = start(&setup(experts, Policy::default()));
+        let pending = send(&host, on(2, request(&prompt(5, 100), 8, SamplingParams::greedy())));
+        pending.wait();
+        for (lane, stats) in host.stats().iter().enumerate() {
+            assert_eq!(stats.counters.rows > 0, lane == 2, "{experts:?}: rows of lane {lane}");
+            assert_eq!(stats.counters.admitted, u64::from(lane == 2), "{experts:?}: leases of lane {lane}");
+            assert_eq!(stats.counters.pages_held, 0, "{experts:?}: pages of lane {lane}");
+            assert_eq!(stats.expert_rows_chosen > 0, lane == 2, "{experts:?}: routed rows of lane {lane}");
+        }
+        let steps = steps(host, &trace);
+        assert_lockstep(&steps);
+        let computed: u64 = steps.iter().flatten().map(|r| r.experts.computed).sum();
+        let chosen: u64 = steps.iter().flatten().map(|r| r.experts.chosen).sum();
+        // With whole experts every choice is computed once; with slices by every rank.
+        let times = if experts.expert_parallel { 1 } else { LANES as u64 };
+        assert_eq!(computed, times * chosen, "{experts:?}");
+    }
+}
+
+/// B-07: one rank with a request and three idle ones, for long. B-28: all of it replays.
+#[test]
+fn b_07_b_28_one_busy_rank_of_four_replays_every_step() {
+    let (host, trace) = start(&setup(layouts()[1], Policy::default()));
+    let answer = ask(&host, on(1, request(&prompt(6, 3), 400, SamplingParams::greedy())));
+    assert_eq!(answer.tokens.len(), 400);
+    let replays: Vec<_> = host.stats().iter().map(|stats| stats.replays).collect();
+    assert!(replays.iter().all(|&n| n == replays[0] && n >= 400), "{replays:?}");
+    assert_lockstep(&steps(host, &trace));
+}
+
+/// B-02: prompts of 5 and 250 tokens in one step of two ranks, then one of them idle.
+#[test]
+fn b_02_short_and_long_prompts_in_one_step_give_the_answers_of_a_single_rank() {
+    let prompts = [prompt(21, 5), prompt(22, 250)];
+    let single = Setup { rows_max: 256, ..Setup::default() }.start(&tiny("qwen3_moe"));
+    let greedy = |host: &Host, lane, tokens: &[TokenId]| {
+        send(host, Request { lane, ..request(tokens, 12, SamplingParams::greedy()) })
+    };
+    let alone: Vec<_> = prompts.iter().map(|p| greedy(&single, None, p).wait().ids()).collect();
+    for experts in layouts() {
+        let setup = Setup { mesh: mesh(2, 1, true), experts, rows_max: 256, ..Setup::default() };
+        let (host, trace) = start(&setup);
+        let both: Vec<_> = prompts
+            .iter()
+            .zip(0..)
+            .map(|(prompt, lane)| greedy(&host, Some(LaneId(lane)), prompt))
+            .collect();
+        let together: Vec<_> = both.into_iter().map(|pending| pending.wait().ids()).collect();
+        assert_eq!(together, alone, "{experts:?}");
+        assert_eq!(greedy(&host, Some(LaneId(0)), &prompts[1]).wait().ids(), alone[1], "{experts:?}");
+        assert_lockstep(&steps(host, &trace));
+    }
+}
+
+/// B-94, B-95 in a group: an answer does not depend on who else is there.
+#[test]
+fn an_answer_has_the_same_bits_whatever_the_other_lanes_do() {
+    let probe = || on(1, request(&prompt(31, 45), 30, penalised(4)));
+    for experts in layouts() {
+        let setup = setup(experts, Policy::default());
+        let alone = ask(&start(&setup).0, probe());
+        let (host, _) = start(&setup);
+        let others: Vec<_> = (0..40)
+            .map(|i| {
+                let length = 3 + (i as usize * 37) % 200;
+                send(&host, on(i as u16 % 4, request(&prompt(100 + i, length), 20, penalised(i.into()))))
+            })
+            .collect();
+        let among = ask(&host, probe());
+        others.into_iter().for_each(|o| assert_eq!(o.wait().tokens.len(), 20));
+        assert_eq!(among.bits(), alone.bits(), "{experts:?}");
+    }
+}
