@@ -11,7 +11,7 @@ use crate::plan::Plan;
 use crate::request::{EngineError, Event, Request};
 use crate::sequence::{Running, Sequence};
 use atom_base::{FinishReason, OutRow, RequestId, ScoredToken, SlotId, SlotLoad, TableEntry, TokenId};
-use atom_group::Grant;
+use atom_group::{Facts, FactsFlags, Grant};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -43,6 +43,19 @@ pub struct Want {
     pub prefill_rows: u32,
     /// Age of the oldest waiting request.
     pub oldest_wait_ms: u32,
+    /// Share of the cache that requests hold, in thousandths.
+    pub kv_per_mille: u16,
+    /// A prompt is computed in part.
+    pub partial: bool,
+}
+
+impl Want {
+    /// The same as the group hears it; what is not of the want is left at its default.
+    pub fn facts(self) -> Facts {
+        let Self { decode_rows, prefill_rows, oldest_wait_ms, kv_per_mille, partial } = self;
+        let flags = if partial { FactsFlags::PARTIAL } else { FactsFlags::default() };
+        Facts { decode_rows, prefill_rows, oldest_wait_ms, kv_per_mille, flags, ..Facts::default() }
+    }
 }
 
 /// Totals since start, and what is held now. All return to baseline when nothing runs.
@@ -169,19 +182,26 @@ impl Scheduler {
         let decode = self.running.iter().filter(|r| r.remaining() == 1).count();
         let rows = self.config.rows_max - decode;
         let mut left = Left { rows, out_rows: self.config.max_num_seqs - decode };
-        for running in self.running.iter().filter(|r| r.remaining() > 1) {
+        let partial = || self.running.iter().filter(|r| r.remaining() > 1);
+        for running in partial() {
             left.take_chunk(&running.sequence, running.computed);
         }
         self.foresee_admissions(&mut left);
         let oldest = self.waiting.iter().map(|s| s.arrived_ms).min();
+        let total = self.pages.total();
         Want {
             decode_rows: decode as u32,
             prefill_rows: (rows - left.rows) as u32,
             oldest_wait_ms: oldest.map_or(0, |at| now_ms.saturating_sub(at).min(u32::MAX.into()) as u32),
+            kv_per_mille: ((total - self.pages.room()) as u64 * 1000 / total as u64) as u16,
+            partial: partial().next().is_some(),
         }
     }
 
     /// Fills `plan` with at most what was granted: allocates pages and slots, admits, preempts.
+    ///
+    /// Without prompt rows nobody is admitted, and a prompt that is computed in part stays where it
+    /// is, with its place, its slot and its pages: being held costs it nothing but the time.
     pub fn commit(&mut self, grant: Grant, plan: &mut Plan) {
         plan.clear();
         self.plan_decode(grant.decode_rows as usize, plan);

@@ -2,7 +2,7 @@
 
 use atom_base::{FinishReason, RequestId, SamplingParams, ScoredToken, StopParams, TokenId};
 use atom_engine::{EngineError, Event, Pages, Plan, Prefix, Request, Scheduler, SchedulerConfig, Want};
-use atom_group::Grant;
+use atom_group::{Facts, FactsFlags, Grant};
 use std::sync::Arc;
 
 const ID: RequestId = RequestId(1);
@@ -153,4 +153,53 @@ fn a_panic_in_one_lane_aborted_the_process() {
         lease.seal(1, Prefix::default());
     });
     assert!(panicked.is_err(), "there is no page 1");
+}
+
+/// A lane whose prompts are held: nobody new is let in, and what was begun stays first (a predecessor
+/// queued it again at the end).
+#[test]
+fn a_held_prompt_lost_its_place() {
+    let mut lane = Lane::new(4, 8);
+    lane.submit(ID, 2, 8, None);
+    lane.step(None);
+    for id in 2..=4 {
+        lane.submit(RequestId(id), 20, 4, None);
+    }
+    lane.step(None);
+    let before = lane.scheduler.want(0);
+    assert!(before.partial && before.kv_per_mille > 0 && before.prefill_rows == 7, "{before:?}");
+    let counters = lane.scheduler.counters();
+    for _ in 0..3 {
+        let decode_rows = lane.scheduler.want(0).decode_rows;
+        lane.scheduler.commit(Grant { decode_rows, prefill_rows: 0 }, &mut lane.plan);
+        assert_eq!((lane.plan.owners.as_slice(), lane.plan.rows()), (&[ID][..], 1), "decode goes on alone");
+        let results: Vec<_> = lane.plan.out.iter().map(|_| ScoredToken::bare(7)).collect();
+        lane.scheduler.apply(&lane.plan, &results, &mut lane.events);
+    }
+    let after = lane.scheduler.counters();
+    assert_eq!((after.running, after.waiting, after.admitted), (counters.running, counters.waiting, 2));
+    lane.step(None);
+    assert_eq!(lane.plan.owners, [ID, RequestId(2)], "what was begun goes on first");
+    let span = lane.plan.spans[1];
+    assert_eq!((span.start, span.rows), (9, 7), "where it was: a page was cached, a chunk computed");
+}
+
+#[test]
+fn a_want_says_what_the_group_must_know() {
+    let mut lane = Lane::new(4, 8);
+    let facts = lane.scheduler.want(0).facts();
+    assert_eq!(facts, Facts::default(), "an idle lane has nothing to say");
+    lane.submit(ID, 20, 4, None);
+    let facts = lane.scheduler.want(0).facts();
+    assert_eq!((facts.decode_rows, facts.prefill_rows, facts.kv_per_mille), (0, 8, 0));
+    assert!(!facts.flags.has(FactsFlags::PARTIAL), "it has not begun");
+    lane.step(None);
+    let facts = lane.scheduler.want(0).facts();
+    // 10 of 64 pages, taken at once.
+    assert_eq!((facts.prefill_rows, facts.kv_per_mille), (8, 156));
+    assert!(facts.flags.has(FactsFlags::PARTIAL));
+    while !lane.scheduler.is_idle() {
+        lane.step(None);
+    }
+    assert_eq!(lane.scheduler.want(0).facts(), Facts::default());
 }

@@ -19,6 +19,8 @@ pub struct Facts {
     pub oldest_wait_ms: u32,
     /// How long the last replay took.
     pub replay_us: u32,
+    /// Share of the KV cache that requests hold, in thousandths.
+    pub kv_per_mille: u16,
     /// See [`FactsFlags`].
     pub flags: FactsFlags,
 }
@@ -34,10 +36,19 @@ impl FactsFlags {
     pub const FAULT: Self = Self(2);
     /// The lane can't go on; the group must end.
     pub const FATAL: Self = Self(4);
+    /// The lane is asked to rest. The group rests, with its work, once every lane says so.
+    pub const PAUSE: Self = Self(8);
+    /// A prompt is computed in part: its pages are held, and nobody reads them yet.
+    pub const PARTIAL: Self = Self(16);
 
     /// Both sets of bits.
     pub fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
+    }
+
+    /// These bits without `other`'s.
+    pub fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
     }
 
     /// True if all of `other`'s bits are set.
@@ -58,12 +69,12 @@ impl Facts {
             self.last_signature,
             pair(self.decode_rows, self.prefill_rows),
             pair(self.oldest_wait_ms, self.replay_us),
-            u64::from(self.flags.0),
+            pair(self.kv_per_mille.into(), self.flags.0),
         ]
     }
 
     pub(crate) fn from_words(words: [u64; Self::WORDS]) -> Self {
-        let [step, state_hash, last_signature, rows, times, flags] = words;
+        let [step, state_hash, last_signature, rows, times, kv_flags] = words;
         Self {
             step: StepNo(step),
             state_hash,
@@ -72,7 +83,8 @@ impl Facts {
             prefill_rows: rows as u32,
             oldest_wait_ms: (times >> 32) as u32,
             replay_us: times as u32,
-            flags: FactsFlags(flags as u32),
+            kv_per_mille: (kv_flags >> 32) as u16,
+            flags: FactsFlags(kv_flags as u32),
         }
     }
 }
@@ -84,10 +96,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn facts_survive_the_wire(a: u64, b: u64, c: u64, rows: (u32, u32), times: (u32, u32), flags in 0u32..8) {
+        fn facts_survive_the_wire(a: u64, b: u64, c: u64, rows: (u32, u32), times: (u32, u32), kv: u16, flags in 0u32..32) {
             let facts = Facts {
                 step: StepNo(a), state_hash: b, last_signature: c, decode_rows: rows.0, prefill_rows: rows.1,
-                oldest_wait_ms: times.0, replay_us: times.1, flags: FactsFlags(flags),
+                oldest_wait_ms: times.0, replay_us: times.1, kv_per_mille: kv,
+                flags: FactsFlags(flags),
             };
             prop_assert_eq!(Facts::from_words(facts.to_words()), facts);
         }

@@ -22,8 +22,9 @@ pub struct Lattice {
     max_num_seqs: u32,
 }
 
-/// What a lattice is derived from.
-#[derive(Clone, Debug)]
+/// What a lattice is derived from. The default has no bounds of a mesh or a workspace; the first two
+/// fields must be set.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LatticeArgs {
     /// `--max-num-batched-tokens`: rows of the largest bucket.
     pub rows_max: u32,
@@ -31,6 +32,13 @@ pub struct LatticeArgs {
     pub max_num_seqs: u32,
     /// `ATOM_TOKEN_GRAPH_SIZES`: replaces the sizes above `max_num_seqs`.
     pub sizes: Option<Vec<u32>>,
+    /// Every bucket is a multiple of it: what the mesh scatters rows over, times the tile that its
+    /// kernels ask for. Sizes that are not are rounded up, the user's and the top too: a bucket may
+    /// hold a few rows more than `rows_max`, which no lane ever wants.
+    pub multiple_of: u32,
+    /// Rows of the largest bucket whose workspace fits, the rows of all lanes in it counted by whoever
+    /// planned the memory. `None`: no such bound.
+    pub rows_workspace_max: Option<u32>,
 }
 
 /// The largest row count of any lane of the group: made from everybody's facts, never from one's own.
@@ -66,6 +74,21 @@ pub enum LatticeError {
         size: u32,
         /// The top.
         rows_max: u32,
+    },
+    /// A step would need more workspace than there is.
+    #[error(
+        "--max-num-batched-tokens makes steps of {rows} rows (sizes are multiples of {multiple_of}), but the workspace that \
+         fits is that of {rows_workspace_max} rows; lower it to {possible}, or leave more memory free"
+    )]
+    Workspace {
+        /// Rows of the step.
+        rows: u32,
+        /// What sizes are multiples of.
+        multiple_of: u32,
+        /// What fits.
+        rows_workspace_max: u32,
+        /// The largest legal size that fits; 0 if none does.
+        possible: u32,
     },
     /// More sizes than recordings are kept for.
     #[error(
@@ -110,34 +133,34 @@ impl GroupRows {
         let rows = facts.iter().map(|f| f.decode_rows.saturating_add(f.prefill_rows).min(top.rows));
         Self(rows.max().unwrap_or(0))
     }
+
+    /// The same for rows that `settle` derived from all facts, already capped.
+    pub(crate) fn settled(rows: u32) -> Self {
+        Self(rows)
+    }
+
+    pub(crate) fn count(self) -> u32 {
+        self.0
+    }
 }
 
 impl Lattice {
     /// Derives and checks the sizes.
     ///
     /// Small sizes are dense, since decoding lanes sit there and padding costs them most: 1, 2, 4, 8,
-    /// then every 4 to 32, every 8 to 256, then every eighth of the power of two below.
+    /// then every 4 to 32, every 8 to 256, then every eighth of the power of two below. All are then
+    /// rounded up to `multiple_of`, and what does not fit the workspace is refused.
     pub fn new(args: &LatticeArgs) -> Result<Self, LatticeError> {
-        let &LatticeArgs { rows_max, max_num_seqs, ref sizes } = args;
-        if rows_max == 0 {
-            return Err(LatticeError::Zero { flag: "--max-num-batched-tokens" });
-        }
-        if max_num_seqs == 0 {
-            return Err(LatticeError::Zero { flag: "--max-num-seqs" });
-        }
-        if rows_max < max_num_seqs {
-            return Err(LatticeError::TooNarrow { rows_max, max_num_seqs });
-        }
+        args.check()?;
+        let &LatticeArgs { rows_max, max_num_seqs, ref sizes, .. } = args;
         let mut rows: Vec<u32> = natural_sizes(rows_max).collect();
         if let Some(sizes) = sizes {
-            if let Some(&size) = sizes.iter().find(|&&s| s == 0 || s > rows_max) {
-                return Err(LatticeError::SizeOutOfRange { size, rows_max });
-            }
             rows.retain(|&r| r < max_num_seqs);
             rows.push(max_num_seqs);
             rows.extend(sizes);
             rows.push(rows_max);
         }
+        rows.iter_mut().for_each(|rows| *rows = args.rounded(*rows));
         rows.sort_unstable();
         rows.dedup();
         if rows.len() > BUCKETS_MAX {
@@ -169,6 +192,12 @@ impl Lattice {
         self.buckets[at]
     }
 
+    /// The largest bucket that holds no more than `rows`.
+    pub(crate) fn at_most(&self, rows: usize) -> Option<Bucket> {
+        let at = self.buckets.partition_point(|b| b.rows() <= rows);
+        at.checked_sub(1).map(|at| self.buckets[at])
+    }
+
     /// All buckets, smallest first.
     pub fn buckets(&self) -> &[Bucket] {
         &self.buckets
@@ -182,6 +211,47 @@ impl Lattice {
     /// `--max-num-seqs`.
     pub fn max_num_seqs(&self) -> u32 {
         self.max_num_seqs
+    }
+}
+
+impl LatticeArgs {
+    fn check(&self) -> Result<(), LatticeError> {
+        let &Self { rows_max, max_num_seqs, ref sizes, multiple_of, rows_workspace_max } = self;
+        let bounds = [
+            ("--max-num-batched-tokens", rows_max),
+            ("--max-num-seqs", max_num_seqs),
+            ("multiple_of", multiple_of),
+        ];
+        if let Some((flag, _)) = bounds.into_iter().find(|&(_, bound)| bound == 0) {
+            return Err(LatticeError::Zero { flag });
+        }
+        if rows_max < max_num_seqs {
+            return Err(LatticeError::TooNarrow { rows_max, max_num_seqs });
+        }
+        if let Some(&size) = sizes.iter().flatten().find(|&&s| s == 0 || s > rows_max) {
+            return Err(LatticeError::SizeOutOfRange { size, rows_max });
+        }
+        // No size is above the top, so nothing else needs to be looked at.
+        match rows_workspace_max {
+            Some(max) if self.rounded(rows_max) > max => Err(LatticeError::Workspace {
+                rows: self.rounded(rows_max),
+                multiple_of,
+                rows_workspace_max: max,
+                possible: max / multiple_of * multiple_of,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn rounded(&self, rows: u32) -> u32 {
+        // Saturates to a multiple: sizes near the end of the range are refused for other reasons.
+        rows.div_ceil(self.multiple_of).saturating_mul(self.multiple_of)
+    }
+}
+
+impl Default for LatticeArgs {
+    fn default() -> Self {
+        Self { rows_max: 0, max_num_seqs: 0, sizes: None, multiple_of: 1, rows_workspace_max: None }
     }
 }
 
@@ -204,7 +274,7 @@ mod tests {
     use super::*;
 
     fn lattice(rows_max: u32, max_num_seqs: u32, sizes: Option<Vec<u32>>) -> Result<Vec<u32>, LatticeError> {
-        let lattice = Lattice::new(&LatticeArgs { rows_max, max_num_seqs, sizes })?;
+        let lattice = Lattice::new(&LatticeArgs { rows_max, max_num_seqs, sizes, ..LatticeArgs::default() })?;
         Ok(lattice.buckets().iter().map(|b| b.rows).collect())
     }
 

@@ -7,7 +7,7 @@
 //!
 //! ```
 //! # use atom_group::*;
-//! let lattice = Lattice::new(&LatticeArgs { rows_max: 64, max_num_seqs: 8, sizes: None })?;
+//! let lattice = Lattice::new(&LatticeArgs { rows_max: 64, max_num_seqs: 8, ..LatticeArgs::default() })?;
 //! let facts = [Facts { decode_rows: 3, ..Facts::default() }, Facts { prefill_rows: 40, ..Facts::default() }];
 //! let bucket = lattice.holding(GroupRows::of(&facts, lattice.top()));
 //! assert_eq!(bucket.rows(), 40);
@@ -18,7 +18,7 @@
 //!
 //! ```compile_fail,E0308
 //! # use atom_group::*;
-//! let lattice = Lattice::new(&LatticeArgs { rows_max: 64, max_num_seqs: 8, sizes: None })?;
+//! let lattice = Lattice::new(&LatticeArgs { rows_max: 64, max_num_seqs: 8, ..LatticeArgs::default() })?;
 //! let my_rows: u32 = 3;
 //! let bucket = lattice.holding(my_rows);
 //! # Ok::<(), LatticeError>(())
@@ -26,6 +26,7 @@
 //!
 //! * [`Lattice`], [`Bucket`]: the legal sizes, checked at start;
 //! * [`Facts`], [`GroupState`], [`settle`]: the decision, pure;
+//! * [`Policy`]: what may be held back, cut or capped, and [`StepNote`]: what was;
 //! * [`Meeting`], [`Exchange`]: how threads of one host wait for each other, with a deadline, and park.
 //!
 //! This crate knows nothing of models, devices, requests or pages.
@@ -34,13 +35,21 @@
 
 mod exchange;
 mod facts;
+mod hold;
 mod lattice;
 mod meeting;
+mod pace;
+mod policy;
 mod settle;
+mod shape;
+mod state;
 mod sync;
 
 pub use exchange::{Activity, Exchange, ExchangeError, Sighting};
 pub use facts::{Facts, FactsFlags};
+pub use hold::{Prefill, Release};
 pub use lattice::{BUCKETS_MAX, Bucket, GroupRows, Lattice, LatticeArgs, LatticeError};
 pub use meeting::{Meeting, WaitError};
-pub use settle::{Divergence, ExitCause, Grant, Grants, GroupState, GroupStep, Patience, settle};
+pub use policy::{Alignment, HOLD_STEPS_MAX, Policy, PolicyError, STARVED_STEPS_MAX, STEP_FIXED_ROWS};
+pub use settle::{ExitCause, Grant, Grants, GroupStep, StepNote, settle};
+pub use state::{Divergence, GroupState, Patience};

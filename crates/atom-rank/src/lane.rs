@@ -64,7 +64,7 @@ impl Lane {
             match step {
                 GroupStep::Park => self.park()?,
                 GroupStep::Record(bucket) => self.record(bucket)?,
-                GroupStep::Step { bucket, grants } => self.step(bucket, &grants)?,
+                GroupStep::Step { bucket, grants, .. } => self.step(bucket, &grants)?,
                 GroupStep::Exit(ExitCause::Asked) => return self.leave(),
                 GroupStep::Exit(ExitCause::Fatal { lane }) => return Err(RankError::Fatal { lane }),
             }
@@ -112,17 +112,15 @@ impl Lane {
     }
 
     fn exchange(&mut self) -> Result<GroupStep, RankError> {
-        let want = self.scheduler.want(self.now_ms());
+        let want = self.scheduler.want(self.now_ms()).facts();
         let exit = self.shared.exit.load(Ordering::SeqCst);
         let mine = Facts {
             step: self.state.next_step(),
             state_hash: self.state.hash(),
             last_signature: self.last_signature,
-            decode_rows: want.decode_rows,
-            prefill_rows: want.prefill_rows,
-            oldest_wait_ms: want.oldest_wait_ms,
             replay_us: self.last_replay_us,
-            flags: if exit { FactsFlags::EXIT } else { FactsFlags::default() },
+            flags: if exit { want.flags.with(FactsFlags::EXIT) } else { want.flags },
+            ..want
         };
         let (start, patience) = (Instant::now(), self.state.patience());
         self.note(Activity::Exchanging, patience);

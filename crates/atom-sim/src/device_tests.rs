@@ -18,7 +18,8 @@ fn device() -> (FakeDevice, Bucket) {
         prefix_cache: true,
         eos: Box::new([0]),
     };
-    let bucket = Lattice::new(&LatticeArgs { rows_max: 8, max_num_seqs: 3, sizes: None }).unwrap().top();
+    let bucket =
+        Lattice::new(&LatticeArgs { rows_max: 8, max_num_seqs: 3, ..LatticeArgs::default() }).unwrap().top();
     let mut device = FakeDevice::new(&config, MODEL);
     device.record(bucket, false);
     (device, bucket)
@@ -196,7 +197,8 @@ fn penalties_count_what_was_loaded_and_what_was_chosen_since() {
 #[test]
 fn a_bucket_without_recording_is_refused() {
     let (mut device, _) = device();
-    let lattice = Lattice::new(&LatticeArgs { rows_max: 8, max_num_seqs: 3, sizes: None }).unwrap();
+    let lattice =
+        Lattice::new(&LatticeArgs { rows_max: 8, max_num_seqs: 3, ..LatticeArgs::default() }).unwrap();
     let broken = device.replay(lattice.buckets()[0], &Plan::default(), &mut Vec::new());
     assert_eq!(broken, Err(Broken::NoRecording { rows: 1 }));
 }

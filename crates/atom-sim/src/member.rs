@@ -27,22 +27,25 @@ impl Member {
 
     /// What it tells the others. `now_ms` by its own clock.
     pub fn facts(&self, now_ms: u64) -> Facts {
-        let want = self.lane.want(now_ms);
+        let want = self.lane.want(now_ms).facts();
         Facts {
             step: self.state.next_step(),
             state_hash: self.state.hash(),
             last_signature: self.last_signature,
-            decode_rows: want.decode_rows,
-            prefill_rows: want.prefill_rows,
-            oldest_wait_ms: want.oldest_wait_ms,
             replay_us: self.replay_us,
-            flags: self.flags,
+            flags: want.flags.with(self.flags),
+            ..want
         }
     }
 
     /// Raises bits in its facts, from the next on.
     pub fn raise(&mut self, flags: FactsFlags) {
         self.flags = self.flags.with(flags);
+    }
+
+    /// Takes bits back.
+    pub fn lower(&mut self, flags: FactsFlags) {
+        self.flags = self.flags.without(flags);
     }
 
     /// Bits that it raises.
@@ -66,7 +69,7 @@ impl Member {
                 let skewed = std::mem::take(&mut self.skew_next_recording);
                 self.last_signature = self.lane.device_mut().record(*bucket, skewed);
             }
-            GroupStep::Step { bucket, grants } => {
+            GroupStep::Step { bucket, grants, .. } => {
                 self.lane.commit(grants.as_slice()[self.place])?;
                 if torn {
                     self.last_signature = self.lane.replay_torn(*bucket)?;

@@ -89,7 +89,7 @@ impl Script {
             late_per_mille: rate(&[0, 0, 10, 300]),
             torn_per_mille: rate(&[0, 0, 0, 5, 50]),
             record_all: dice.chance(300),
-            lattice: Lattice::new(&LatticeArgs { rows_max, max_num_seqs, sizes })
+            lattice: Lattice::new(&LatticeArgs { rows_max, max_num_seqs, sizes, ..LatticeArgs::default() })
                 .expect("sizes are drawn within their bounds"),
             calamity: if args.faults { draw_calamity(&mut dice, args.lanes) } else { Calamity::None },
             scheduler,

@@ -194,7 +194,7 @@ impl World {
             GroupStep::Exit(cause) => return Ok(Some(End::Exit(cause))),
             GroupStep::Park => self.park(&facts)?,
             GroupStep::Record(_) => self.record(&step)?,
-            GroupStep::Step { bucket, ref grants } => {
+            GroupStep::Step { bucket, ref grants, .. } => {
                 check_grants(&facts, bucket, grants)?;
                 self.step(&step, bucket)?;
             }

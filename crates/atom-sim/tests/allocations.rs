@@ -5,8 +5,8 @@
 mod common;
 
 use atom_base::{RequestId, SamplingParams, ScoredToken, TokenId};
-use atom_engine::{Event, Events, Plan, Scheduler, SchedulerConfig, Want};
-use atom_group::{Facts, GroupState, GroupStep, Lattice, LatticeArgs, settle};
+use atom_engine::{Event, Events, Plan, Scheduler, SchedulerConfig};
+use atom_group::{Alignment, Facts, GroupState, GroupStep, Lattice, LatticeArgs, Policy, settle};
 use common::{config, request};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -77,15 +77,17 @@ impl Steps {
         let args = LatticeArgs {
             rows_max: config.rows_max as u32,
             max_num_seqs: config.max_num_seqs as u32,
-            sizes: None,
+            ..LatticeArgs::default()
         };
         let lattice = Arc::new(Lattice::new(&args).unwrap());
+        let alignment = Some(Alignment::default());
+        let policy = Policy { alignment, step_ms_max: Some(10), ..Policy::default() };
         let pages = config.max_model_len.div_ceil(config.page_size);
         Self {
             plan: Plan::with_capacity(config.rows_max, config.max_num_seqs, pages),
             results: Vec::with_capacity(config.max_num_seqs),
             events: Sink(Vec::with_capacity(4096)),
-            state: GroupState::new(lattice, 1, true),
+            state: GroupState::new(lattice, 1, true).with_policy(policy),
             scheduler: Scheduler::new(config),
             next_token: 0,
         }
@@ -95,15 +97,9 @@ impl Steps {
     fn step(&mut self) -> (u64, usize) {
         self.events.0.clear();
         let (step, deciding) = counted(|| {
-            let Want { decode_rows, prefill_rows, oldest_wait_ms } = self.scheduler.want(0);
-            let facts = Facts {
-                step: self.state.next_step(),
-                state_hash: self.state.hash(),
-                decode_rows,
-                prefill_rows,
-                oldest_wait_ms,
-                ..Facts::default()
-            };
+            let want = self.scheduler.want(0).facts();
+            let facts =
+                Facts { step: self.state.next_step(), state_hash: self.state.hash(), replay_us: 9, ..want };
             let (state, step) = settle(&self.state, &[facts]).unwrap();
             self.state = state;
             step

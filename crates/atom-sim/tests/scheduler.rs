@@ -95,7 +95,7 @@ proptest! {
             eos: Box::new([2]),
         };
         let model = FakeModel { vocab: 3, eos: 2, eos_per_mille, nan_per_mille };
-        let args = LatticeArgs { rows_max: config.rows_max as u32, max_num_seqs: max_num_seqs as u32, sizes: None };
+        let args = LatticeArgs { rows_max: config.rows_max as u32, max_num_seqs: max_num_seqs as u32, ..LatticeArgs::default() };
         let bucket = Lattice::new(&args).unwrap().top();
         let mut lane = Lane::new(config, model);
         // Records the bucket; nothing else happens.

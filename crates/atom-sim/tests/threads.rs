@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 fn members() -> Vec<Member> {
     let config = config(41, 2, 4, 16);
-    let args = LatticeArgs { rows_max: 16, max_num_seqs: 4, sizes: None };
+    let args = LatticeArgs { rows_max: 16, max_num_seqs: 4, ..LatticeArgs::default() };
     let state = GroupState::new(Arc::new(Lattice::new(&args).unwrap()), LANES, false);
     (0..LANES).map(|place| Member::new(place, Lane::new(config.clone(), MODEL), state.clone())).collect()
 }

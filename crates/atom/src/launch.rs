@@ -135,6 +135,7 @@ fn host_config(
         rows_max,
         max_num_seqs: args.max_num_seqs,
         sizes: Lattice::parse_sizes(&args.token_graph_sizes)?,
+        ..LatticeArgs::default()
     })?;
     let max_model_len = args.max_model_len.unwrap_or(model.max_position);
     ensure!(

@@ -96,6 +96,7 @@ impl Setup {
             rows_max: self.rows_max,
             max_num_seqs: self.max_num_seqs,
             sizes: self.sizes.clone(),
+            ..LatticeArgs::default()
         };
         HostConfig {
             mesh: self.mesh,

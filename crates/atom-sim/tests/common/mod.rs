@@ -32,7 +32,7 @@ pub(crate) fn config(
 /// A lane and its largest bucket.
 pub(crate) fn lane(config: SchedulerConfig) -> (Lane, Bucket) {
     let (rows_max, max_num_seqs) = (config.rows_max as u32, config.max_num_seqs as u32);
-    let lattice = Lattice::new(&LatticeArgs { rows_max, max_num_seqs, sizes: None }).unwrap();
+    let lattice = Lattice::new(&LatticeArgs { rows_max, max_num_seqs, ..LatticeArgs::default() }).unwrap();
     (Lane::new(config, MODEL), lattice.top())
 }
 
