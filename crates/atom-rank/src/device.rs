@@ -5,7 +5,7 @@ use atom_base::ScoredToken;
 use atom_engine::Plan;
 use atom_group::{BUCKETS_MAX, Bucket};
 use atom_model::Model;
-use atom_ops::{Backend, OpsError, PageTables, Recording, Reserve, StepInputs, StepShape};
+use atom_ops::{Backend, ExpertRows, OpsError, PageTables, Recording, Reserve, StepInputs, StepShape};
 use std::time::Duration;
 
 /// A loaded rank.
@@ -92,5 +92,10 @@ impl Device {
         self.collectives.set_patience(patience);
         self.backend.replay(recorded.number, &inputs, &self.collectives, results)?;
         Ok((recorded.signature, results))
+    }
+
+    /// See [`Backend::expert_rows`].
+    pub(crate) fn expert_rows(&self) -> ExpertRows {
+        self.backend.expert_rows()
     }
 }

@@ -12,7 +12,7 @@ use crate::stats::{Gauges, Health, LaneHealth, LaneStats};
 use crate::supervisor::{self, Ended};
 use atom_base::{LaneId, Mesh, RequestId, Seat};
 use atom_engine::{EngineError, EngineLimits, Plan, Refusal, Request, Scheduler, SchedulerConfig};
-use atom_group::{Exchange, Facts, GroupState, Lattice, Meeting, Patience};
+use atom_group::{Exchange, Facts, GroupState, Lattice, Meeting, Patience, Policy};
 use atom_model::{ExpertLayout, Model, ModelError};
 use atom_ops::{Backend, KvDType, OpsError, Reserve, StepShape};
 use atom_weights::Checkpoint;
@@ -49,6 +49,8 @@ pub struct HostConfig {
     pub spins: u32,
     /// Deadlines of steps.
     pub patience: Patience,
+    /// What a group may decide otherwise than to run everything at once.
+    pub policy: Policy,
 }
 
 /// A running mesh of ranks.
@@ -113,6 +115,8 @@ pub(crate) struct HostShared {
     loaded: Meeting,
     fault: OnceLock<String>,
     draining: AtomicBool,
+    /// Every lane asks its group to rest.
+    pub(crate) paused: Arc<AtomicBool>,
 }
 
 /// What the lanes of a group share.
@@ -121,6 +125,8 @@ pub(crate) struct GroupShared {
     pub(crate) window: Arc<Window>,
     pub(crate) lanes: Vec<LaneShared>,
     pub(crate) exit: AtomicBool,
+    /// See [`HostShared::paused`].
+    pub(crate) paused: Arc<AtomicBool>,
 }
 
 /// What the ranks of a lane share with each other and the outside.
@@ -249,6 +255,28 @@ impl Host {
         self.shared.draining.store(true, Ordering::SeqCst);
     }
 
+    /// Every group stops after the step it is in, once all of its lanes have seen the wish; requests keep
+    /// what they have and wait, new ones are taken and wait too.
+    pub fn pause(&self) {
+        self.shared.paused.store(true, Ordering::SeqCst);
+        self.ring();
+    }
+
+    /// Ends a [`pause`](Self::pause).
+    pub fn resume(&self) {
+        self.shared.paused.store(false, Ordering::SeqCst);
+        self.ring();
+    }
+
+    /// Requests that were taken and have not ended.
+    pub fn open_requests(&self) -> usize {
+        self.shared.outbox.open()
+    }
+
+    fn ring(&self) {
+        self.shared.groups.iter().for_each(|group| group.exchange.ring());
+    }
+
     /// Ends all groups once their requests are done, and joins the threads. A rank that is stuck is left
     /// behind once its group was given up; the returned fault says so. Requests that nobody will compute
     /// any more get an error.
@@ -347,22 +375,26 @@ impl HostShared {
             window: Arc::new(Window::new(mesh.ranks_per_lane(), config.spins)),
             gauges: Gauges::default(),
         };
+        let paused = Arc::new(AtomicBool::new(false));
         let group = || {
             Arc::new(GroupShared {
                 exchange: Exchange::new(mesh.lanes_per_group(), config.spins),
                 window: Arc::new(Window::new(mesh.lanes_per_group(), config.spins)),
                 lanes: (0..mesh.lanes_per_group()).map(|_| lane()).collect(),
                 exit: AtomicBool::new(false),
+                paused: Arc::clone(&paused),
             })
         };
+        let groups = (0..mesh.groups()).map(|_| group()).collect();
         Self {
             mesh,
             epoch: Instant::now(),
-            groups: (0..mesh.groups()).map(|_| group()).collect(),
+            groups,
             outbox: Outbox::new(mesh.lanes()),
             loaded: Meeting::new(mesh.ranks(), 0),
             fault: OnceLock::new(),
             draining: AtomicBool::new(false),
+            paused,
         }
     }
 
@@ -396,7 +428,8 @@ impl HostShared {
         }
         let ready = self.groups.iter().flat_map(|g| &g.lanes).all(|l| l.gauges.ready.load(Ordering::SeqCst));
         let draining = self.draining.load(Ordering::SeqCst);
-        Health { ready, draining, fault: self.fault.get().cloned(), lanes }
+        let paused = self.paused.load(Ordering::SeqCst);
+        Health { ready, draining, paused, fault: self.fault.get().cloned(), lanes }
     }
 }
 
@@ -488,7 +521,8 @@ impl Starter {
                 outbox: Arc::clone(&self.shared.outbox),
                 epoch: self.shared.epoch,
                 state: GroupState::new(Arc::clone(&self.config.lattice), lanes, self.config.record_all)
-                    .with_patience(self.config.patience),
+                    .with_patience(self.config.patience)
+                    .with_policy(self.config.policy),
                 scheduler: Scheduler::new(self.config.scheduler.clone()),
                 device,
                 mail: VecDeque::new(),
@@ -497,6 +531,7 @@ impl Starter {
                 last_signature: 0,
                 last_replay_us: 0,
                 order: 0,
+                asked_pause: false,
             };
             let outcome = lane.run();
             if let Err(error) = &outcome {

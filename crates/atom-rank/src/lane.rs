@@ -10,7 +10,7 @@ use atom_base::RequestId;
 use atom_engine::{Event, Scheduler};
 use atom_group::{
     Activity, Bucket, Divergence, ExchangeError, ExitCause, Facts, FactsFlags, Grants, GroupState, GroupStep,
-    WaitError, settle,
+    Prefill, StepNote, WaitError, settle,
 };
 use atom_ops::OpsError;
 use std::collections::VecDeque;
@@ -34,6 +34,8 @@ pub(crate) struct Lane {
     pub(crate) last_signature: u64,
     pub(crate) last_replay_us: u32,
     pub(crate) order: u64,
+    /// What this lane last asked of the group.
+    pub(crate) asked_pause: bool,
 }
 
 /// Why a rank thread ended other than by being asked to.
@@ -64,7 +66,10 @@ impl Lane {
             match step {
                 GroupStep::Park => self.park()?,
                 GroupStep::Record(bucket) => self.record(bucket)?,
-                GroupStep::Step { bucket, grants, .. } => self.step(bucket, &grants)?,
+                GroupStep::Step { bucket, grants, note } => {
+                    self.count_note(&note);
+                    self.step(bucket, &grants)?;
+                }
                 GroupStep::Exit(ExitCause::Asked) => return self.leave(),
                 GroupStep::Exit(ExitCause::Fatal { lane }) => return Err(RankError::Fatal { lane }),
             }
@@ -113,13 +118,20 @@ impl Lane {
 
     fn exchange(&mut self) -> Result<GroupStep, RankError> {
         let want = self.scheduler.want(self.now_ms()).facts();
-        let exit = self.shared.exit.load(Ordering::SeqCst);
+        let mut flags = want.flags;
+        if self.shared.exit.load(Ordering::SeqCst) {
+            flags = flags.with(FactsFlags::EXIT);
+        }
+        self.asked_pause = self.shared.paused.load(Ordering::SeqCst);
+        if self.asked_pause {
+            flags = flags.with(FactsFlags::PAUSE);
+        }
         let mine = Facts {
             step: self.state.next_step(),
             state_hash: self.state.hash(),
             last_signature: self.last_signature,
             replay_us: self.last_replay_us,
-            flags: if exit { want.flags.with(FactsFlags::EXIT) } else { want.flags },
+            flags,
             ..want
         };
         let (start, patience) = (Instant::now(), self.state.patience());
@@ -136,8 +148,11 @@ impl Lane {
 
     fn park(&mut self) -> Result<(), RankError> {
         self.note(Activity::Parked, Duration::MAX);
-        let lane = self.lane();
-        let wake = || !lane.mailbox.is_empty() || self.shared.exit.load(Ordering::SeqCst);
+        let (lane, shared) = (self.lane(), &self.shared);
+        let wake = || {
+            let resumed = self.asked_pause && !shared.paused.load(Ordering::SeqCst);
+            resumed || !lane.mailbox.is_empty() || shared.exit.load(Ordering::SeqCst)
+        };
         self.shared.exchange.park(self.lane_in_group, self.state.next_step(), wake)?;
         Ok(())
     }
@@ -192,7 +207,19 @@ impl Lane {
         Gauges::add(&gauges.real_rows, rows as u64);
         Gauges::add(&gauges.padding_rows, (bucket.rows() - rows) as u64);
         Gauges::add(&gauges.replay_us, took.as_micros() as u64);
+        let experts = self.device.expert_rows();
+        Gauges::add(&gauges.expert_rows_chosen, experts.chosen);
+        Gauges::add(&gauges.expert_rows_computed, experts.computed);
         gauges.set_counters(&self.scheduler.counters());
+    }
+
+    fn count_note(&self, note: &StepNote) {
+        let gauges = self.gauges();
+        if matches!(note.prefill, Prefill::Held { .. }) {
+            Gauges::add(&gauges.held_steps, 1);
+        }
+        Gauges::add(&gauges.time_cut_rows, note.time_cut_rows.into());
+        Gauges::add(&gauges.edge_cut_rows, note.edge_cut_rows.into());
     }
 
     fn next_order(&mut self, patience: Duration) -> Result<(), RankError> {

@@ -74,6 +74,11 @@ impl Outbox {
         self.lock_routes().remove(request).map(|route| route.placement.lane)
     }
 
+    /// Requests that have not ended.
+    pub(crate) fn open(&self) -> usize {
+        self.lock_routes().open.len()
+    }
+
     /// Forgets every request; nobody listens to any of them any more.
     pub(crate) fn unroute_all(&self) -> Vec<(RequestId, LaneId)> {
         let mut routes = self.lock_routes();

@@ -17,6 +17,16 @@ pub struct LaneStats {
     pub real_rows: u64,
     /// Rows of buckets that no request used.
     pub padding_rows: u64,
+    /// Experts that rows of this lane were routed to, over all layers.
+    pub expert_rows_chosen: u64,
+    /// Of those and other lanes', what this lane's first rank computed its share of.
+    pub expert_rows_computed: u64,
+    /// Steps in which prompts of the group waited for other lanes' prompts.
+    pub held_steps: u64,
+    /// Prompt rows of the group that `--step-ms-max` left for a later step.
+    pub time_cut_rows: u64,
+    /// Prompt rows of the group that the bound of padding left for a later step.
+    pub edge_cut_rows: u64,
     /// Time in exchanges.
     pub exchange_wait: Duration,
     /// Time in replays.
@@ -45,6 +55,8 @@ pub struct Health {
     pub ready: bool,
     /// Told to stop: running requests end, new ones are refused.
     pub draining: bool,
+    /// Told to rest: nothing is computed until it is told to go on.
+    pub paused: bool,
     /// Why the host can't go on, if it can't.
     pub fault: Option<String>,
     /// Every lane.
@@ -59,6 +71,11 @@ pub(crate) struct Gauges {
     pub(crate) recordings: AtomicU64,
     pub(crate) real_rows: AtomicU64,
     pub(crate) padding_rows: AtomicU64,
+    pub(crate) expert_rows_chosen: AtomicU64,
+    pub(crate) expert_rows_computed: AtomicU64,
+    pub(crate) held_steps: AtomicU64,
+    pub(crate) time_cut_rows: AtomicU64,
+    pub(crate) edge_cut_rows: AtomicU64,
     pub(crate) exchange_us: AtomicU64,
     pub(crate) replay_us: AtomicU64,
     /// When the present activity began, in milliseconds since the host's start.
@@ -101,6 +118,11 @@ impl Gauges {
             recordings: get(&self.recordings),
             real_rows: get(&self.real_rows),
             padding_rows: get(&self.padding_rows),
+            expert_rows_chosen: get(&self.expert_rows_chosen),
+            expert_rows_computed: get(&self.expert_rows_computed),
+            held_steps: get(&self.held_steps),
+            time_cut_rows: get(&self.time_cut_rows),
+            edge_cut_rows: get(&self.edge_cut_rows),
             exchange_wait: Duration::from_micros(get(&self.exchange_us)),
             replay_time: Duration::from_micros(get(&self.replay_us)),
             counters: Counters {

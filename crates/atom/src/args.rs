@@ -1,5 +1,6 @@
 //! The command line. Flags follow vLLM and ATOM where those have one; `-` and `_` are the same.
 
+use atom_group::{Policy, PolicyError};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -146,6 +147,16 @@ pub(crate) struct EngineArgs {
         hide_default_value = true
     )]
     pub(crate) token_graph_sizes: String,
+
+    /// Milliseconds that a step may take while somebody decodes, by prediction from measured steps: prompts of
+    /// any lane are cut to it, so that nobody's next token waits for them longer [default: no bound].
+    #[arg(long, value_name = "MS", value_parser = parse_step_ms)]
+    pub(crate) step_ms_max: Option<u32>,
+
+    /// Share of a step that may be padding of its fullest lane; prompts are cut to the edge of a smaller
+    /// step rather than padded by more. 0.25 if not set.
+    #[arg(long, value_name = "SHARE", value_parser = parse_padding)]
+    pub(crate) padding_max: Option<u32>,
 
     /// Fill everything that no result may depend on with NaN, to prove it. Slow; for tests.
     #[arg(long)]
@@ -397,6 +408,15 @@ pub(crate) fn normalise(args: impl IntoIterator<Item = OsString>) -> Vec<OsStrin
         value.map_or_else(|| flag.clone(), |value| format!("{flag}={value}")).into()
     };
     args.into_iter().map(normal).collect()
+}
+
+fn parse_step_ms(text: &str) -> Result<u32, PolicyError> {
+    Policy::parse_step_ms(text)
+}
+
+/// In thousandths.
+fn parse_padding(text: &str) -> Result<u32, PolicyError> {
+    Policy::parse_padding(text)
 }
 
 /// Bytes from `512MiB`, `4GiB`, `2G` (binary), `1000000`.

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use atom_base::{Mesh, MeshArgs, Seat, TokenId};
 use atom_cpu::{Activations, CpuBackend, CpuOptions, Isa, WeightShare};
 use atom_engine::SchedulerConfig;
-use atom_group::{Lattice, LatticeArgs, Patience};
+use atom_group::{Alignment, Lattice, LatticeArgs, Patience, Policy};
 use atom_model::{ExchangeChoice, ExpertLayout};
 use atom_ops::{Backend, KvDType};
 use atom_rank::{Host, HostConfig, LoadBalance, Progress};
@@ -191,6 +191,17 @@ fn host_config(
         poison: args.poison_padding,
         spins: threads.spins,
         patience: Patience::default(),
+        policy: policy(args)?,
+    })
+}
+
+/// Knobs of the prefill delayer are environment variables, as users of ATOM know them.
+fn policy(args: &EngineArgs) -> Result<Policy> {
+    let default = Policy::default();
+    Ok(Policy {
+        alignment: Alignment::parse(|name| std::env::var(name).ok())?,
+        step_ms_max: args.step_ms_max,
+        padding_per_mille_max: args.padding_max.or(default.padding_per_mille_max),
     })
 }
 
