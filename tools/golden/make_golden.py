@@ -1,4 +1,4 @@
-"""Golden references for tiny models of every dense family, computed by Hugging Face transformers.
+"""Golden references for tiny models of every family, computed by Hugging Face transformers.
 
     python make_golden.py --out ../../tests-data/golden [--only llama,qwen3]
 
@@ -7,7 +7,8 @@ One folder a model, described in the README of the output folder. All numbers ar
 
 The salt is the first for which greedy decoding of every prompt has a top1 - top2 margin of at least MARGIN_MIN, is
 varied, meets no special token, and is the same with and without transformers' KV cache. So an engine must give the
-greedy ids exactly, whatever its order of summation.
+greedy ids exactly, whatever its order of summation. With experts, no choice of any position may be a near-tie either,
+and every expert of every layer must be chosen somewhere: see `Routing`.
 """
 
 import argparse
@@ -34,7 +35,10 @@ GREEDY_TOKENS = 24
 LAST_POSITIONS = 4  # whose logits are stored in full
 TOP = 8  # largest logits stored of every position
 MARGIN_MIN = 0.02
-SALTS = range(200)
+SALTS = range(5000)
+# Smallest difference that a token's choice of experts may hang on, in the unit of what is compared: router logits
+# for softmax scores, sigmoid scores with their bias (whose range is 1) otherwise. Float32 moves them by 1e-5 and 1e-6.
+ROUTING_MARGIN_MIN = dict(softmax=1e-3, sigmoid=1e-4)
 
 LLAMA3_ROPE = dict(
     rope_type="llama3",
@@ -53,6 +57,7 @@ def rope(theta: float) -> dict:
 # Three layers each. Where a family has two models or more, one has a norm epsilon so large that a wrong one shows.
 EPS_VISIBLE = 1e-2
 BASE = dict(hidden_size=64, intermediate_size=160, num_attention_heads=4, num_key_value_heads=2)
+EIGHT_HEADS = dict(BASE, num_attention_heads=8, num_key_value_heads=4, head_dim=16)
 MODELS = {
     "llama": ("Llama", dict(BASE, head_dim=16, rms_norm_eps=1e-5, rope_parameters=LLAMA3_ROPE)),
     "llama_tied": (
@@ -86,8 +91,77 @@ MODELS = {
         "Qwen3",
         dict(BASE, head_dim=32, tie_word_embeddings=True, rms_norm_eps=EPS_VISIBLE, rope_parameters=rope(1e6)),
     ),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        dict(
+            BASE,
+            head_dim=32,
+            num_experts=8,
+            num_experts_per_tok=2,
+            moe_intermediate_size=64,
+            mlp_only_layers=[1],
+            norm_topk_prob=True,
+            rope_parameters=rope(1e6),
+        ),
+    ),
+    "qwen3_moe_unnormalised": (
+        "Qwen3Moe",
+        dict(
+            BASE,
+            head_dim=32,
+            num_experts=16,
+            num_experts_per_tok=4,
+            moe_intermediate_size=32,
+            norm_topk_prob=False,
+            rms_norm_eps=EPS_VISIBLE,
+            rope_parameters=rope(1e6),
+        ),
+    ),
+    "mixtral": (
+        "Mixtral",
+        dict(
+            BASE,
+            head_dim=16,
+            intermediate_size=64,
+            num_local_experts=8,
+            num_experts_per_tok=2,
+            rope_parameters=rope(1e6),
+        ),
+    ),
+    "glm4_moe": (
+        "Glm4Moe",
+        dict(
+            EIGHT_HEADS,
+            attention_bias=True,
+            use_qk_norm=True,
+            n_routed_experts=16,
+            num_experts_per_tok=4,
+            n_group=4,
+            topk_group=2,
+            n_shared_experts=1,
+            moe_intermediate_size=32,
+            first_k_dense_replace=1,
+            norm_topk_prob=True,
+            routed_scaling_factor=2.5,
+            num_nextn_predict_layers=0,
+            rope_parameters=dict(rope(1e6), partial_rotary_factor=0.5),
+        ),
+    ),
+    "minimax_m2": (
+        "MiniMaxM2",
+        dict(
+            EIGHT_HEADS,
+            intermediate_size=32,
+            num_local_experts=16,
+            num_experts_per_tok=4,
+            rotary_dim=8,
+            rms_norm_eps=EPS_VISIBLE,
+            rope_parameters=rope(5e6),
+        ),
+    ),
 }
 PUBLISHED_SPELLING = {"llama"}
+SIGMOID = {"Glm4Moe", "MiniMaxM2"}
 
 
 def main() -> None:
@@ -108,14 +182,17 @@ def make(name: str, folder: pathlib.Path) -> None:
     """Finds the salt, computes the references and writes the folder."""
     model = build(name)
     tied = model.config.tie_word_embeddings
+    routing = Routing(name, model) if has_experts(name) else None
     for salt in SALTS:
         fill(model, salt)
+        if routing and not all(routing.is_clear(model, prompt_ids(n, c)) for n, c in PROMPT_TOKENS.items()):
+            continue
         arrays, prompts = references(model)
-        if all(is_clear(p) for p in prompts.values()):
+        if all(is_clear(p) for p in prompts.values()) and (not routing or routing.describe(model, prompts)):
             break
     else:
         raise SystemExit(f"{name}: no salt in {SALTS} gives greedy text without near-ties")
-    tensors = {n: p.detach().numpy() for n, p in model.named_parameters()}
+    tensors = {n: v.detach().numpy() for n, v in weights(model).items()}
     for tensor_name, values in tensors.items():
         synthetic.check_against_rule(tensor_name, values, salt, tied)
     arrays["short.hidden"] = hidden_states(model, prompts["short"]["ids"])
@@ -131,6 +208,7 @@ def make(name: str, folder: pathlib.Path) -> None:
         versions={m.__name__: m.__version__ for m in (torch, transformers, np)},
         min_margin=min(p["min_margin"] for p in prompts.values()),
         cached_logit_difference_max=max(p["cached_logit_difference_max"] for p in prompts.values()),
+        **(routing.summary(prompts) if routing else {}),
         prompts=prompts,
         tensors={n: checksum(v) for n, v in tensors.items()},
     )
@@ -144,6 +222,8 @@ def build(name: str) -> torch.nn.Module:
         vocab_size=VOCAB, num_hidden_layers=3, max_position_embeddings=4096, **SPECIAL, **settings
     )
     config._attn_implementation = "eager"
+    if has_experts(name):
+        config._experts_implementation = "eager"
     torch.manual_seed(0)
     return getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
 
@@ -151,8 +231,112 @@ def build(name: str) -> torch.nn.Module:
 @torch.no_grad()
 def fill(model: torch.nn.Module, salt: int) -> None:
     tied = model.config.tie_word_embeddings
-    for name, parameter in model.named_parameters():
-        parameter.copy_(torch.from_numpy(synthetic.tensor(name, tuple(parameter.shape), salt, tied)))
+    for name, values in weights(model).items():
+        values.copy_(torch.from_numpy(synthetic.tensor(name, tuple(values.shape), salt, tied)))
+
+
+def has_experts(name: str) -> bool:
+    return any("num_experts_per_tok" in key for key in MODELS[name][1])
+
+
+def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Views of the model's weights by the names that atom has for them: one matrix of one expert a tensor."""
+    buffers = [(n, b) for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")]
+    views = {}
+    for name, values in [*model.named_parameters(), *buffers]:
+        if name.endswith(".mlp.experts.gate_up_proj"):
+            prefix, width = name.removesuffix("gate_up_proj"), values.shape[1] // 2
+            for expert in range(values.shape[0]):
+                views[f"{prefix}{expert}.gate_proj.weight"] = values[expert, :width]
+                views[f"{prefix}{expert}.up_proj.weight"] = values[expert, width:]
+        elif name.endswith(".mlp.experts.down_proj"):
+            prefix = name.removesuffix("down_proj")
+            views |= {f"{prefix}{expert}.down_proj.weight": values[expert] for expert in range(values.shape[0])}
+        else:
+            views[name.replace(".mlp.e_score_correction_bias", ".mlp.gate.e_score_correction_bias")] = values
+    return views
+
+
+class Routing:
+    """Every position's choice of experts: checked against a second reading of the rule, and for near-ties.
+
+    The second reading, in float64 from the router's logits: scores are the logits themselves where the model takes
+    their softmax (the order is the same), their sigmoids plus the bias otherwise. Groups are rated by the sum of their
+    two best scores; experts outside of the best groups are out (minus infinity). transformers has filled them with 0
+    in some versions, which is the same as long as every chosen score is above 0: that is asserted too.
+    """
+
+    def __init__(self, name: str, model: torch.nn.Module) -> None:
+        family, settings = MODELS[name]
+        self.sigmoid = family in SIGMOID
+        self.top_k = settings["num_experts_per_tok"]
+        self.groups, self.groups_kept = settings.get("n_group", 1), settings.get("topk_group", 1)
+        self.margin_min = ROUTING_MARGIN_MIN["sigmoid" if self.sigmoid else "softmax"]
+        self.layers = {n: m for n, m in model.named_modules() if type(m).__name__.lower().endswith("topkrouter")}
+        assert self.layers, name
+
+    def is_clear(self, model: torch.nn.Module, ids: list[int]) -> bool:
+        return self.run(model, ids)[0] >= self.margin_min
+
+    def describe(self, model: torch.nn.Module, prompts: dict[str, dict]) -> bool:
+        """Adds what is seen over prompt and greedy text to `prompts`; whether all of it will do."""
+        used = {name: set() for name in self.layers}
+        for prompt in prompts.values():
+            margin, chosen, changed = self.run(model, prompt["ids"] + prompt["greedy"][:-1])
+            prompt["routing_margin"] = round(margin, 6)
+            prompt["routing_changed_by_bias"] = changed
+            for name, mask in chosen.items():
+                used[name] |= set(np.flatnonzero(mask.any(axis=0)).tolist())
+        every = all(len(experts) == mask.shape[1] for (_, mask), experts in zip(chosen.items(), used.values()))
+        bias_shows = not self.sigmoid or any(p["routing_changed_by_bias"] for p in prompts.values())
+        return every and bias_shows and min(p["routing_margin"] for p in prompts.values()) >= self.margin_min
+
+    def summary(self, prompts: dict[str, dict]) -> dict:
+        return dict(min_routing_margin=min(p["routing_margin"] for p in prompts.values()))
+
+    def run(self, model: torch.nn.Module, ids: list[int]) -> tuple[float, dict[str, np.ndarray], int]:
+        """The smallest margin, the chosen experts of each layer [T, experts], and choices that the bias changed."""
+        seen = {}
+        hooks = [
+            m.register_forward_hook(lambda _m, _i, out, name=n: seen.update({name: out}))
+            for n, m in self.layers.items()
+        ]
+        forward(model, ids)
+        for hook in hooks:
+            hook.remove()
+        biases = {n: v.double().numpy() for n, v in weights(model).items() if n.endswith("e_score_correction_bias")}
+        smallest, masks, changed = np.inf, {}, 0
+        for name, (logits, _, indices) in seen.items():
+            logits = logits.double().numpy()
+            scores = 1.0 / (1.0 + np.exp(-logits)) if self.sigmoid else logits
+            biased = scores + biases[f"{name}.e_score_correction_bias"] if self.sigmoid else scores
+            mask, margin = self.choose(biased)
+            theirs = np.zeros_like(mask)
+            np.put_along_axis(theirs, indices.numpy(), True, axis=1)
+            smallest = min(smallest, margin)
+            if margin >= self.margin_min:
+                assert (mask == theirs).all(), f"{name}: transformers chooses otherwise"
+                assert not self.sigmoid or biased[mask].min() > 0, f"{name}: a chosen score is not above 0"
+            changed += int((self.choose(scores)[0] != mask).any(axis=1).sum())
+            masks[name] = mask
+        return float(smallest), masks, changed
+
+    def choose(self, scores: np.ndarray) -> tuple[np.ndarray, float]:
+        """The chosen experts of each row [T, experts], and the smallest difference that a choice hangs on."""
+        margin = np.inf
+        if self.groups > 1:
+            grouped = scores.reshape(len(scores), self.groups, -1)
+            kept, margin = largest(np.sort(grouped, axis=2)[:, :, -2:].sum(axis=2), self.groups_kept)
+            scores = np.where(np.repeat(kept, grouped.shape[2], axis=1), scores, -np.inf)
+        chosen, own = largest(scores, self.top_k)
+        return chosen, min(margin, own)
+
+
+def largest(values: np.ndarray, count: int) -> tuple[np.ndarray, float]:
+    """Which are the `count` largest of each row, and the smallest distance between the last of them and the next."""
+    ordered = np.sort(values, axis=1)
+    last, following = ordered[:, -count], ordered[:, -count - 1]
+    return values >= last[:, None], float((last - following).min())
 
 
 def prompt_ids(name: str, count: int) -> list[int]:
@@ -279,6 +463,9 @@ def report(name: str, folder: pathlib.Path, reference: dict) -> None:
         for n, p in reference["prompts"].items()
     )
     noise = reference["cached_logit_difference_max"]
+    if "min_routing_margin" in reference:
+        changed = sum(p["routing_changed_by_bias"] for p in reference["prompts"].values())
+        prompts += f"  routing margin {reference['min_routing_margin']}, {changed} choices changed by the bias"
     print(
         f"{name}: salt {reference['salt']}, {bytes_total} bytes, cached differs by {noise:.1e}; {prompts}", flush=True
     )

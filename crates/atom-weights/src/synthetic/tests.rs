@@ -1,6 +1,8 @@
 use super::*;
 use crate::Checkpoint;
 use crate::quant::dequantize;
+use serde_json::Value;
+use std::path::Path;
 
 fn config(tied: bool, bias: bool) -> String {
     format!(
@@ -51,6 +53,50 @@ fn elements_are_those_of_the_documented_rule() {
     check(untied(salt), "lm_head.weight", &[(0, 0.089144714), (1, 0.42187098), (32767, -0.056605168)]);
 }
 
+/// The names of a model with experts, and the gain of its router.
+#[test]
+fn elements_of_experts_are_those_of_the_documented_rule() {
+    let config = r#"{"model_type": "glm4_moe", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16, "n_routed_experts": 8,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "max_position_embeddings": 128}"#;
+    let model = Checkpoint::synthetic(config, 5).unwrap();
+    for (name, expected) in EXPERTS_EXPECTED {
+        let values = dequantize(&model.tensor(&format!("model.layers.1.mlp.{name}")).unwrap());
+        for &(index, value) in expected {
+            let found = f64::from(values[index]);
+            assert!(
+                (found - value).abs() <= value.abs() * 1e-6,
+                "{name}[{index}]: {found} instead of {value}"
+            );
+        }
+    }
+}
+
+/// Every tensor of every stored reference, by the checksum of its bytes that the other language computed.
+#[test]
+fn models_of_the_references_have_the_weights_that_these_were_computed_from() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data/golden");
+    let mut models = 0;
+    for entry in std::fs::read_dir(&golden).unwrap() {
+        let folder = entry.unwrap().path();
+        let read = |file: &str| std::fs::read_to_string(folder.join(file));
+        let (Ok(config), Ok(reference)) = (read("config.json"), read("reference.json")) else { continue };
+        let reference: Value = serde_json::from_str(&reference).unwrap();
+        let model = Checkpoint::synthetic(&config, reference["salt"].as_u64().unwrap()).unwrap();
+        let tensors = reference["tensors"].as_object().unwrap();
+        assert_eq!(model.names().count(), tensors.len(), "{folder:?}");
+        for (name, expected) in tensors {
+            let tensor = model.tensor(name).unwrap();
+            let shape = serde_json::to_value(&tensor.shape).unwrap();
+            assert_eq!(shape, expected["shape"], "{folder:?} {name}");
+            assert_eq!(u64::from(crc32(tensor.bytes())), expected["crc32"], "{folder:?} {name}");
+        }
+        models += 1;
+    }
+    assert!(models >= MODELS, "{models} of {MODELS} models under {golden:?}");
+}
+
 #[test]
 fn a_model_that_no_memory_holds_is_refused_with_its_size() {
     let config = config(false, false).replace("\"hidden_size\": 64", "\"hidden_size\": 524288");
@@ -58,3 +104,14 @@ fn a_model_that_no_memory_holds_is_refused_with_its_size() {
     let error = Checkpoint::synthetic(&config, 0).unwrap_err().to_string();
     assert!(error.contains("17179869184") && error.contains("num_hidden_layers"), "{error}");
 }
+
+/// Stored references: seven dense families' models and five with experts.
+const MODELS: usize = 12;
+
+const EXPERTS_EXPECTED: [(&str, &[(usize, f64)]); 5] = [
+    ("gate.weight", &[(0, 0.000881501939), (1, 0.0116663044), (511, -0.228933752)]),
+    ("gate.e_score_correction_bias", &[(0, -0.204384834), (7, 0.0131794009)]),
+    ("experts.7.up_proj.weight", &[(0, 0.226490796), (2047, -0.286987364)]),
+    ("experts.0.down_proj.weight", &[(0, 0.0907597914), (2047, 0.177969426)]),
+    ("shared_experts.gate_proj.weight", &[(1, -0.0346993953), (2047, 0.0648298487)]),
+];

@@ -62,13 +62,50 @@ pub(crate) fn config(family: &str) -> Value {
     })
 }
 
+/// The same of a family with experts: 8, of which 3 (Mixtral: 2) are chosen.
+pub(crate) fn moe_config(family: &str) -> Value {
+    let mut config = config("llama");
+    let own = match family {
+        "qwen3_moe" => json!({
+            "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32, "decoder_sparse_step": 1, "mlp_only_layers": [],
+            "norm_topk_prob": true, "attention_bias": false,
+        }),
+        "mixtral" => json!({
+            "architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2,
+            "intermediate_size": 32, "sliding_window": null,
+        }),
+        "glm4_moe" => json!({
+            "architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 8, "num_experts_per_tok": 3,
+            "n_shared_experts": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_group": 4,
+            "topk_group": 2, "routed_scaling_factor": 2.5, "norm_topk_prob": true, "use_qk_norm": true,
+            "attention_bias": true, "partial_rotary_factor": 0.5,
+        }),
+        "minimax_m2" => json!({
+            "architectures": ["MiniMaxM2ForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 3,
+            "intermediate_size": 32, "rotary_dim": 16, "scoring_func": "sigmoid", "use_qk_norm": true,
+            "qk_norm_type": "per_layer", "use_routing_bias": true,
+        }),
+        other => panic!("no family {other} with experts"),
+    };
+    config["model_type"] = json!(family);
+    set(&mut config, &own);
+    config
+}
+
+pub(crate) const MOE_FAMILIES: [&str; 4] = ["qwen3_moe", "mixtral", "glm4_moe", "minimax_m2"];
+
 /// The same with some keys changed.
 pub(crate) fn config_with(family: &str, changes: &Value) -> Value {
-    let mut config = config(family);
+    let mut config = if MOE_FAMILIES.contains(&family) { moe_config(family) } else { config(family) };
+    set(&mut config, changes);
+    config
+}
+
+fn set(config: &mut Value, changes: &Value) {
     for (key, value) in changes.as_object().unwrap() {
         config[key] = value.clone();
     }
-    config
 }
 
 pub(crate) fn synthetic(config: &Value) -> Checkpoint {

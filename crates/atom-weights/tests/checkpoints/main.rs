@@ -4,6 +4,8 @@
 
 mod common;
 mod configs;
+mod expert_configs;
+mod expert_files;
 mod folders;
 mod gguf_models;
 mod hostile;
