@@ -46,7 +46,8 @@ pub(crate) async fn read(request: Request<Body>) -> Result<Bytes, ApiError> {
     Ok(bytes.into())
 }
 
-fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
+/// See [`read`].
+pub(crate) fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let found = headers.get(header::CONTENT_TYPE).map(|value| String::from_utf8_lossy(value.as_bytes()));
     let essence = found.as_deref().unwrap_or_default().split(';').next().unwrap_or_default().trim();
     if essence.eq_ignore_ascii_case("application/json") {

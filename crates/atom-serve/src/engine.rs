@@ -22,6 +22,15 @@ pub trait Engine: Send + Sync + 'static {
     /// What each lane is doing, and whether that is well.
     fn health(&self) -> Health;
 
+    /// Stops after the step that goes on, once all lanes agree; requests stay and wait.
+    fn pause(&self);
+
+    /// Ends a [`pause`](Self::pause).
+    fn resume(&self);
+
+    /// True when a pause is complete: no lane computes.
+    fn is_at_rest(&self) -> bool;
+
     /// Appends the engine's own metrics; [`atom_telemetry::Exposition`] has the format.
     fn write_metrics(&self, out: &mut String);
 }

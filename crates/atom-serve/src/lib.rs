@@ -22,6 +22,7 @@
 
 #![forbid(unsafe_code)]
 
+mod admin;
 mod body;
 mod chat;
 mod choice;

@@ -6,7 +6,7 @@ use crate::phase::Phase;
 use crate::server::Server;
 use crate::shape::Shape;
 use crate::stream::SseBody;
-use crate::{body, chat, completions, status};
+use crate::{admin, body, chat, completions, status};
 use atom_telemetry::Endpoint;
 use axum::body::Body;
 use axum::extract::State;
@@ -21,7 +21,9 @@ use std::time::Instant;
 
 /// All routes of a server. [`serve`](crate::serve) runs them on a listener; a test may call them directly.
 pub fn router(server: Arc<Server>) -> Router {
+    let admin = if server.options.admin { admin::routes() } else { Router::new() };
     Router::new()
+        .merge(admin)
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/completions", post(plain_completions))
         .route("/v1/models", get(status::models))

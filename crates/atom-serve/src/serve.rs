@@ -58,7 +58,10 @@ pub async fn serve(
 
 /// Waits for the word, then for the running requests.
 async fn drain(server: &Server, shutdown: impl Future<Output = ()>) -> Drained {
-    shutdown.await;
+    tokio::select! {
+        () = shutdown => {}
+        () = server.exit.notified() => tracing::info!("told to exit over HTTP"),
+    }
     server.phases.enter(Phase::Draining);
     let running = server.phases.running();
     tracing::info!(running, "draining for at most {:?}", server.options.drain);

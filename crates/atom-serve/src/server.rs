@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 
 /// One model behind one address. Built once by the binary, shared by every connection.
 pub struct Server {
@@ -20,6 +20,8 @@ pub struct Server {
     pub(crate) metrics: Arc<ServeMetrics>,
     pub(crate) ids: RequestIds,
     pub(crate) phases: Phases,
+    /// Rung by `/admin/exit`.
+    pub(crate) exit: Notify,
     /// Seconds since 1970 at start: `created` of the model's card.
     pub(crate) started_s: u64,
     /// Tells this process from others in the ids of its answers.
@@ -51,6 +53,8 @@ pub struct ServerOptions {
     pub text_threads: usize,
     /// How long running requests may take to finish once the server was told to stop.
     pub drain: Duration,
+    /// Whoever can reach the server may pause, resume, drain and end it over HTTP.
+    pub admin: bool,
 }
 
 /// Sampling where a request says nothing. The default is the OpenAI API's; a checkpoint's
@@ -93,6 +97,7 @@ impl Server {
             metrics: Arc::new(ServeMetrics::new()),
             ids: RequestIds::default(),
             phases: Phases::new(),
+            exit: Notify::new(),
         })
     }
 
@@ -159,6 +164,7 @@ impl ServerOptions {
             text_threads: std::thread::available_parallelism().map_or(1, usize::from),
             // What Kubernetes waits before it kills.
             drain: Duration::from_secs(30),
+            admin: false,
         }
     }
 }

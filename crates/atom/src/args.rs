@@ -234,6 +234,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NAME", num_args = 1..)]
     pub(crate) served_model_name: Vec<String>,
 
+    /// Let whoever reaches the server pause, resume, drain and end it: POST /admin/pause and so on.
+    #[arg(long)]
+    pub(crate) enable_admin: bool,
+
     /// Seconds that running requests have to finish after SIGTERM or Ctrl-C.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub(crate) drain_seconds: u64,

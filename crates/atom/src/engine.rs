@@ -32,6 +32,7 @@ impl Engine for HostEngine {
         let condition = match &health.fault {
             Some(fault) => Condition::Stalled(fault.clone()),
             None if health.draining => Condition::Unready("the server is shutting down".into()),
+            None if health.paused => Condition::Unready("the engine is paused".into()),
             None if !health.ready => Condition::Unready("recordings are being made".into()),
             None => Condition::Ready,
         };
@@ -42,6 +43,19 @@ impl Engine for HostEngine {
             condition: condition.clone(),
         };
         Health { lanes: health.lanes.iter().map(lane).collect(), condition }
+    }
+
+    fn pause(&self) {
+        self.0.pause();
+    }
+
+    fn resume(&self) {
+        self.0.resume();
+    }
+
+    fn is_at_rest(&self) -> bool {
+        let health = self.0.health();
+        health.paused && health.lanes.iter().all(|lane| lane.activity == Activity::Parked)
     }
 
     fn write_metrics(&self, out: &mut String) {
@@ -82,6 +96,11 @@ const FAMILIES: &[Family] = &[
     (Kind::Counter, "atom_recordings_total", "Buckets recorded.", |s| s.recordings as f64),
     (Kind::Counter, "atom_rows_total", "Rows computed for requests.", |s| s.real_rows as f64),
     (Kind::Counter, "atom_padding_rows_total", "Rows of replayed buckets that no request used.", |s| s.padding_rows as f64),
+    (Kind::Counter, "atom_expert_rows_chosen_total", "Experts that rows were routed to, over all layers.", |s| s.expert_rows_chosen as f64),
+    (Kind::Counter, "atom_expert_rows_computed_total", "Rows that the lane's first rank computed for its experts, of all lanes.", |s| s.expert_rows_computed as f64),
+    (Kind::Counter, "atom_prefill_held_steps_total", "Steps in which prompts waited for other lanes' prompts.", |s| s.held_steps as f64),
+    (Kind::Counter, "atom_time_cut_rows_total", "Prompt rows of the group that --step-ms-max left for later steps.", |s| s.time_cut_rows as f64),
+    (Kind::Counter, "atom_edge_cut_rows_total", "Prompt rows of the group left for later steps, to keep padding within --padding-max.", |s| s.edge_cut_rows as f64),
     (Kind::Counter, "atom_exchange_wait_seconds_total", "Time in exchanges with other lanes.", |s| s.exchange_wait.as_secs_f64()),
     (Kind::Counter, "atom_replay_seconds_total", "Time in replays.", |s| s.replay_time.as_secs_f64()),
     (Kind::Gauge, "atom_num_requests_running", "Requests that hold a slot and pages.", |s| s.counters.running as f64),

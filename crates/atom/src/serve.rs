@@ -29,6 +29,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let mut names = args.served_model_name.iter().cloned();
     let mut options = ServerOptions::new(names.next().unwrap_or(served_name), SeedSource::new(seed));
     options.aliases = names.collect();
+    options.admin = args.enable_admin;
     options.drain = Duration::from_secs(args.drain_seconds);
     let model = options.model.clone();
     let text = TextModel { tokenizer: text.tokenizer, template: text.template };

@@ -10,6 +10,7 @@ use atom_serve::{
 use atom_text::{ChatTemplate, GgufVocabulary, Tokenizer, TokenizerSource};
 use serde_json::Value;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -38,6 +39,8 @@ pub(crate) struct Fake {
     /// After so many requests, this is the answer.
     refusal: Mutex<Option<(usize, Refusal)>>,
     pub(crate) condition: Mutex<Condition>,
+    /// What it was last told.
+    pub(crate) paused: AtomicBool,
     /// Ids of aborted requests.
     aborted: watch::Sender<Vec<RequestId>>,
     /// Scripts that were played to their end.
@@ -68,6 +71,7 @@ impl Fake {
             taken: Mutex::default(),
             refusal: Mutex::default(),
             condition: Mutex::new(Condition::Ready),
+            paused: AtomicBool::new(false),
             aborted: watch::Sender::new(Vec::new()),
             played: Arc::new(watch::Sender::new(0)),
         }
@@ -147,6 +151,18 @@ impl Engine for Fake {
 
     fn health(&self) -> Health {
         Health { condition: self.condition.lock().unwrap().clone(), lanes: Vec::new() }
+    }
+
+    fn pause(&self) {
+        self.paused.store(true, Ordering::SeqCst);
+    }
+
+    fn resume(&self) {
+        self.paused.store(false, Ordering::SeqCst);
+    }
+
+    fn is_at_rest(&self) -> bool {
+        self.paused.load(Ordering::SeqCst)
     }
 
     fn write_metrics(&self, out: &mut String) {

@@ -3,6 +3,7 @@
 // All of it is test code, where a surprise may end the test.
 #![allow(clippy::unwrap_used)]
 
+mod admin;
 mod answers;
 mod bad_input;
 mod client;

@@ -1,0 +1,82 @@
+//! Orders to the whole engine, for whoever operates it: off unless [`ServerOptions::admin`]
+//! (crate::ServerOptions) is set. Each is a decision of the group, never of one lane.
+
+use crate::error::ApiError;
+use crate::phase::Phase;
+use crate::server::Server;
+use crate::{body, status};
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::Request;
+use axum::middleware::{Next, from_fn};
+use axum::response::Response;
+use axum::routing::{Router, post};
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The routes, below `/admin`.
+pub(crate) fn routes() -> Router<Arc<Server>> {
+    Router::new()
+        .route("/admin/pause", post(pause))
+        .route("/admin/resume", post(resume))
+        .route("/admin/drain", post(drain))
+        .route("/admin/exit", post(exit))
+        .layer(from_fn(only_json))
+}
+
+/// A page in the operator's browser can post anything but JSON to a server on the same machine.
+async fn only_json(request: Request<Body>, next: Next) -> Result<Response, ApiError> {
+    body::check_content_type(request.headers())?;
+    Ok(next.run(request).await)
+}
+
+/// `POST /admin/pause`: answers when no lane computes any more. Requests keep what they have; new ones
+/// are taken and wait.
+async fn pause(State(server): State<Arc<Server>>) -> Result<Response, ApiError> {
+    server.engine.pause();
+    let at_rest = async {
+        while !server.engine.is_at_rest() {
+            // Steps take milliseconds, and nobody announces the end of one.
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    };
+    tokio::time::timeout(REST_WITHIN, at_rest)
+        .await
+        .map_err(|_| ApiError::NotAtRest { waited: REST_WITHIN })?;
+    Ok(state(&server))
+}
+
+/// `POST /admin/resume`: ends a pause.
+async fn resume(State(server): State<Arc<Server>>) -> Response {
+    server.engine.resume();
+    state(&server)
+}
+
+/// `POST /admin/drain`: refuses new requests from now on, for good; running ones go on.
+async fn drain(State(server): State<Arc<Server>>) -> Response {
+    if server.phases.now() == Phase::Serving {
+        server.phases.enter(Phase::Draining);
+    }
+    state(&server)
+}
+
+/// `POST /admin/exit`: as SIGTERM does. A paused engine goes on first: what was taken is answered.
+async fn exit(State(server): State<Arc<Server>>) -> Response {
+    server.engine.resume();
+    server.exit.notify_one();
+    state(&server)
+}
+
+fn state(server: &Server) -> Response {
+    status::json(json!({
+        "paused": server.engine.is_at_rest(),
+        "draining": server.phases.now() > Phase::Serving,
+        "running": server.phases.running(),
+    }))
+}
+
+/// How long a pause may take: one step, or a recording.
+const REST_WITHIN: Duration = Duration::from_secs(60);
+/// How often a pause looks whether it is complete.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
