@@ -27,12 +27,14 @@
 //! * [`Lattice`], [`Bucket`]: the legal sizes, checked at start;
 //! * [`Facts`], [`GroupState`], [`settle`]: the decision, pure;
 //! * [`Policy`]: what may be held back, cut or capped, and [`StepNote`]: what was;
+//! * [`Epochs`]: what becomes of a group that lost a rank;
 //! * [`Meeting`], [`Exchange`]: how threads of one host wait for each other, with a deadline, and park.
 //!
 //! This crate knows nothing of models, devices, requests or pages.
 
 #![forbid(unsafe_code)]
 
+mod epoch;
 mod exchange;
 mod facts;
 mod hold;
@@ -47,6 +49,7 @@ mod sync;
 #[cfg(test)]
 mod testing;
 
+pub use epoch::{EndCause, Epochs, Loss, Verdict};
 pub use exchange::{Activity, Exchange, ExchangeError, Sighting};
 pub use facts::{Facts, FactsFlags};
 pub use hold::{Prefill, Release};

@@ -9,6 +9,8 @@ use std::time::Duration;
 /// One lane's totals since start, and what it holds now.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LaneStats {
+    /// The group's epoch: 1, and one more for every time that it formed again.
+    pub epoch: u64,
     /// Steps that replayed a recording.
     pub replays: u64,
     /// Buckets recorded.
@@ -40,6 +42,8 @@ pub struct LaneStats {
 pub struct LaneHealth {
     /// Which lane.
     pub lane: LaneId,
+    /// In which epoch of its group.
+    pub epoch: u64,
     /// What it is doing.
     pub activity: Activity,
     /// In which step.
@@ -57,6 +61,8 @@ pub struct Health {
     pub draining: bool,
     /// Told to rest: nothing is computed until it is told to go on.
     pub paused: bool,
+    /// Why a group does not run at the moment, if it will again: it lost a rank and waits for another.
+    pub forming: Option<String>,
     /// Why the host can't go on, if it can't.
     pub fault: Option<String>,
     /// Every lane.
@@ -67,6 +73,7 @@ pub struct Health {
 #[derive(Default)]
 pub(crate) struct Gauges {
     pub(crate) ready: AtomicBool,
+    pub(crate) epoch: AtomicU64,
     pub(crate) replays: AtomicU64,
     pub(crate) recordings: AtomicU64,
     pub(crate) real_rows: AtomicU64,
@@ -114,6 +121,7 @@ impl Gauges {
         let get = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
         let c = &self.counters;
         LaneStats {
+            epoch: get(&self.epoch),
             replays: get(&self.replays),
             recordings: get(&self.recordings),
             real_rows: get(&self.real_rows),

@@ -163,6 +163,11 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_name = "SHARE", value_parser = parse_padding)]
     pub(crate) padding_max: Option<u32>,
 
+    /// Times that a group that lost a rank (an error, a panic, a stuck thread) may form again with a new one;
+    /// after that, and at once with 0, the server answers everybody and ends.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub(crate) rank_restarts_max: u32,
+
     /// Fill everything that no result may depend on with NaN, to prove it. Slow; for tests.
     #[arg(long)]
     pub(crate) poison_padding: bool,

@@ -39,6 +39,7 @@ pub struct Setup {
     pub poison: bool,
     pub patience: Patience,
     pub policy: Policy,
+    pub rank_restarts_max: u32,
     pub eos: Vec<TokenId>,
 }
 
@@ -86,6 +87,7 @@ impl Default for Setup {
             poison: true,
             patience: Patience::default(),
             policy: Policy::default(),
+            rank_restarts_max: 0,
             eos: Vec::new(),
         }
     }
@@ -115,6 +117,7 @@ impl Setup {
             kv_dtype: self.kv_dtype,
             queue_max: 10_000,
             load_balance: LoadBalance::default(),
+            rank_restarts_max: self.rank_restarts_max,
             record_all: self.record_all,
             poison: self.poison,
             spins: 0,
