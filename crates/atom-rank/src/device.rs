@@ -73,6 +73,15 @@ impl Device {
         Ok(signature)
     }
 
+    /// Records a bucket anew for one step and gives up what was recorded of it: how every step begins
+    /// under `--enforce-eager`.
+    pub(crate) fn record_anew(&mut self, bucket: Bucket) -> Result<u64, OpsError> {
+        if let Some(recorded) = self.recordings[bucket.index()].take() {
+            self.backend.forget(recorded.number);
+        }
+        self.record(bucket)
+    }
+
     /// Replays a bucket for `plan`. `group_rows[l]` is what lane `l` was granted. Returns the
     /// recording's signature and, on the rank that samples, one result for each row with logits.
     pub(crate) fn replay(

@@ -33,10 +33,14 @@ impl Follower {
         let form = self.form.as_ref().expect("a rank joins before it runs");
         let board = &form.lanes[self.lane_in_group].board;
         for number in 1.. {
-            match board.next(number)? {
+            let order = board.next(number)?;
+            match order {
                 Order::Nothing => {}
                 Order::Record(bucket) => board.note_signature(self.rank_in_lane, self.device.record(bucket)?),
-                Order::Replay(bucket) => {
+                Order::Replay(bucket) | Order::Eager(bucket) => {
+                    if matches!(order, Order::Eager(_)) {
+                        self.device.record_anew(bucket)?;
+                    }
                     let post = board.post_of(number).read().unwrap_or_else(PoisonError::into_inner);
                     self.device.replay(bucket, &post.plan, &post.group_rows, post.patience)?;
                 }

@@ -40,6 +40,10 @@ pub struct HostConfig {
     pub rank_restarts_max: u32,
     /// Record every bucket before serving.
     pub record_all: bool,
+    /// Keep no recording: every step makes its own, by the same code.
+    pub enforce_eager: bool,
+    /// A step that is no replay fails its rank, whatever the cause.
+    pub fail_on_eager: bool,
     /// Fill what nothing may read with NaN, see [`Reserve::poison`].
     pub poison: bool,
     /// Looks before a waiting rank sleeps; 0 where ranks outnumber cores.

@@ -40,6 +40,9 @@ pub(crate) struct Lane {
     order: u64,
     /// What this lane last asked of the group.
     asked_pause: bool,
+    /// No recording is kept: every step makes its own.
+    eager: bool,
+    fail_on_eager: bool,
 }
 
 /// What a lane is made of.
@@ -67,6 +70,8 @@ pub(crate) enum RankError {
         "rank {rank} of the lane recorded collectives {theirs:#x}, the lane's first rank {ours:#x}; refused before any replay"
     )]
     Signature { rank: usize, theirs: u64, ours: u64 },
+    #[error("step {step} is no replay (cause: {cause}), which --fail-on-eager does not allow")]
+    Eager { step: StepNo, cause: &'static str },
     #[error("lane {lane} of the group reported that it can't go on")]
     Fatal { lane: usize },
 }
@@ -77,7 +82,7 @@ impl RankError {
         match self {
             Self::Exchange(_) | Self::Board(_) | Self::Fatal { .. } => true,
             Self::Ops(error) => matches!(error, OpsError::Collective(_)),
-            Self::Divergence(_) | Self::Signature { .. } => false,
+            Self::Divergence(_) | Self::Signature { .. } | Self::Eager { .. } => false,
         }
     }
 
@@ -105,6 +110,8 @@ impl Lane {
             last_replay_us: 0,
             order: 0,
             asked_pause: false,
+            eager: config.enforce_eager,
+            fail_on_eager: config.fail_on_eager,
             group,
         }
     }
@@ -261,10 +268,18 @@ impl Lane {
             }
             self.scheduler.commit(grants.as_slice()[self.lane_in_group], &mut post.plan);
         }
-        board.order(self.order, Order::Replay(bucket));
+        let is_eager = self.eager;
+        board.order(self.order, if is_eager { Order::Eager(bucket) } else { Order::Replay(bucket) });
         self.note(Activity::Replaying, patience);
         let post = board.post_of(self.order).read().unwrap_or_else(PoisonError::into_inner);
         let start = Instant::now();
+        if is_eager {
+            if self.fail_on_eager {
+                return Err(RankError::Eager { step: self.state.next_step(), cause: "enforce_eager" });
+            }
+            self.device.record_anew(bucket)?;
+            Gauges::add(&self.gauges().eager_steps, 1);
+        }
         let (signature, results) = self.device.replay(bucket, &post.plan, &post.group_rows, patience)?;
         let took = start.elapsed();
         self.last_signature = signature;
@@ -279,7 +294,9 @@ impl Lane {
 
     fn count(&self, bucket: Bucket, rows: usize, took: Duration) {
         let gauges = self.gauges();
-        Gauges::add(&gauges.replays, 1);
+        if !self.eager {
+            Gauges::add(&gauges.replays, 1);
+        }
         Gauges::add(&gauges.real_rows, rows as u64);
         Gauges::add(&gauges.padding_rows, (bucket.rows() - rows) as u64);
         Gauges::add(&gauges.replay_us, took.as_micros() as u64);

@@ -13,6 +13,8 @@ pub struct LaneStats {
     pub epoch: u64,
     /// Steps that replayed a recording.
     pub replays: u64,
+    /// Steps that were no replay: `--enforce-eager`, and nothing else makes one.
+    pub eager_steps: u64,
     /// Buckets recorded.
     pub recordings: u64,
     /// Rows computed for requests.
@@ -75,6 +77,7 @@ pub(crate) struct Gauges {
     pub(crate) ready: AtomicBool,
     pub(crate) epoch: AtomicU64,
     pub(crate) replays: AtomicU64,
+    pub(crate) eager_steps: AtomicU64,
     pub(crate) recordings: AtomicU64,
     pub(crate) real_rows: AtomicU64,
     pub(crate) padding_rows: AtomicU64,
@@ -123,6 +126,7 @@ impl Gauges {
         LaneStats {
             epoch: get(&self.epoch),
             replays: get(&self.replays),
+            eager_steps: get(&self.eager_steps),
             recordings: get(&self.recordings),
             real_rows: get(&self.real_rows),
             padding_rows: get(&self.padding_rows),

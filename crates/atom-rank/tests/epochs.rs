@@ -10,7 +10,7 @@ use atom_group::Patience;
 use atom_ops::{Backend, OpsError, Recording, StepInputs};
 use atom_rank::Host;
 use common::hooked::{Hooked, Hooks};
-use common::{Pending, Setup, ask, expert_parallel, mesh, request, send, tiny};
+use common::{Pending, Setup, ask, expert_parallel, mesh, request, rest, send, tiny};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -148,6 +148,7 @@ fn check(setup: &Setup, host: &Host, pending: Vec<(u16, u32, Pending)>, lost: &[
         let again = ask(host, on(lane, sampled(7)));
         assert_eq!(again.ids(), undisturbed(setup, lane, 7), "lane {lane} after the loss");
     }
+    rest(host);
     let health = host.health();
     assert!(health.ready && health.fault.is_none() && health.forming.is_none(), "{health:?}");
     for stats in host.stats() {
@@ -298,13 +299,7 @@ fn b_17_b_20_a_paused_group_takes_requests_and_computes_none() {
     let running = send(&host, on(0, sampled(1)));
     assert!(matches!(running.next(), Event::Started { .. }));
     host.pause();
-    let at_rest = || {
-        let health = host.health();
-        health.paused && health.lanes.iter().all(|lane| lane.activity == atom_group::Activity::Parked)
-    };
-    while !at_rest() {
-        std::thread::yield_now();
-    }
+    rest(&host);
     let replays = host.stats()[0].replays;
     let queued = send(&host, on(1, sampled(2)));
     // An order on another lane while the group rests: it is taken, and nothing is computed.
@@ -319,9 +314,7 @@ fn b_17_b_20_a_paused_group_takes_requests_and_computes_none() {
     // B-21: pausing an idle group executes no forward.
     let replays = host.stats()[0].replays;
     host.pause();
-    while !at_rest() {
-        std::thread::yield_now();
-    }
+    rest(&host);
     host.resume();
     assert_eq!(host.stats()[0].replays, replays);
     assert_eq!(ask(&host, on(2, sampled(4))).ids(), undisturbed(&setup, 2, 4));

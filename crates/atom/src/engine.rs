@@ -70,11 +70,11 @@ impl Engine for HostEngine {
                 family = family.sample(&[("lane", &lane)], value(stats));
             }
         }
-        // Eager steps exist for no reason on this backend: every step replays. The family is there so that
-        // an alert on it can be written once.
-        let eager =
+        let mut eager =
             text.family(Kind::Counter, "atom_eager_steps_total", "Steps that were not a replay, by cause.");
-        eager.sample(&[("cause", &"unrecorded_bucket")], 0.0);
+        for (lane, stats) in lanes.iter().enumerate() {
+            eager = eager.sample(&[("lane", &lane), ("cause", &"enforce_eager")], stats.eager_steps as f64);
+        }
     }
 }
 
