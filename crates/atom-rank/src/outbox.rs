@@ -93,6 +93,12 @@ impl Outbox {
 
     /// Fails every request of these lanes.
     pub(crate) fn fail(&self, lanes: &[LaneId], error: &EngineError) {
+        self.fail_and(lanes, error, || {});
+    }
+
+    /// The same, and does `also` before any other request can be placed: what it clears away belongs to
+    /// requests that were failed here, or that their submitters will find not to be open any more.
+    pub(crate) fn fail_and(&self, lanes: &[LaneId], error: &EngineError, also: impl FnOnce()) {
         let mut routes = self.lock_routes();
         let lost = |route: &Route| lanes.contains(&route.placement.lane);
         let ids: Vec<_> = routes.open.iter().filter(|(_, route)| lost(route)).map(|(&id, _)| id).collect();
@@ -100,6 +106,7 @@ impl Outbox {
             let mut route = routes.remove(id).expect("found above, under the same lock");
             (route.sink)(Event::Failed(error.clone()));
         }
+        also();
     }
 
     /// The delivering thread's loop; returns after [`close`](Self::close) once the ring is empty.

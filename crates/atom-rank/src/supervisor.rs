@@ -269,8 +269,8 @@ impl Supervisor {
             forming.lost[seat.lane_in_group] = true;
             if seat.rank_in_lane == 0 {
                 let error = EngineError::Rank(why.to_owned());
-                shared.outbox.fail(&[seat.lane], &error);
-                shared.groups[group].lanes[seat.lane_in_group].mailbox.clear();
+                let mailbox = &shared.groups[group].lanes[seat.lane_in_group].mailbox;
+                shared.outbox.fail_and(&[seat.lane], &error, || mailbox.clear());
             }
             if let Err(error) = self.spawn(*seat) {
                 return self.end(group, &format!("{why}; no thread for a new rank: {error}"));
