@@ -148,7 +148,7 @@ fn record_experts(layer: &Layer, rows: usize) -> atom_ops::Recording {
     ops.embed(layer.x, x);
     ops.embed(layer.routes, routes);
     let spec = ExpertSpec { top_k: TOP_K, first: 0, held: EXPERTS, width: WIDTH };
-    ops.experts((x, routes), (layer.gate_up, layer.down), &Arc::new(spec), scratch, out);
+    ops.expert_sums((x, routes), (layer.gate_up, layer.down), &Arc::new(spec), scratch, out);
     ops.finish()
 }
 

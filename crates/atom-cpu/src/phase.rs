@@ -144,6 +144,7 @@ pub(crate) struct ExpertLayer {
     pub(crate) spec: Arc<ExpertSpec>,
     pub(crate) inner: Buf,
     pub(crate) gated: Buf,
+    pub(crate) sums: bool,
     pub(crate) out: Buf,
     /// `x` is wanted quantised.
     pub(crate) x_quantised: bool,
@@ -208,7 +209,7 @@ pub(crate) fn phases(
             Op::Route { logits, bias, ref spec, out } => {
                 cut.push(Phase::Route { logits, bias, spec: Arc::clone(spec), out });
             }
-            Op::Experts { x, routes, gate_up, down, ref spec, inner, gated, out } => {
+            Op::Experts { x, routes, gate_up, down, ref spec, inner, gated, sums, out } => {
                 let (x_quantised, gated_quantised) = (quantises(gate_up), quantises(down));
                 let spec = Arc::clone(spec);
                 cut.experts(ExpertLayer {
@@ -219,6 +220,7 @@ pub(crate) fn phases(
                     spec,
                     inner,
                     gated,
+                    sums,
                     out,
                     x_quantised,
                     gated_quantised,
@@ -436,7 +438,8 @@ mod tests {
     fn expert_layer(x: Buf, routes: Buf, gate_up: u32, down: u32) -> Op {
         let spec = Arc::new(ExpertSpec { top_k: 2, first: 0, held: 4, width: 8 });
         let (gate_up, down) = (Weight(gate_up), Weight(down));
-        Op::Experts { x, routes, gate_up, down, spec, inner: Buf(10), gated: Buf(11), out: HIDDEN }
+        let (inner, gated) = (Buf(10), Buf(11));
+        Op::Experts { x, routes, gate_up, down, spec, inner, gated, sums: true, out: HIDDEN }
     }
 
     #[test]

@@ -114,7 +114,7 @@ fn experts_behind_an_exchange(activations: Activations) {
     ops.route(logits, None, &Arc::new(route), routes);
     ops.gather_rows(routes, all_routes);
     ops.dispatch_rows(x, all_routes, &owners, all_x);
-    ops.experts((all_x, all_routes), weights, &Arc::new(spec), scratch, y);
+    ops.expert_outputs((all_x, all_routes), weights, &Arc::new(spec), scratch, y);
     ops.combine_rows(y, all_routes, &owners, out);
     ops.add(x, out);
     let recording = backend.record(ops.finish()).unwrap();

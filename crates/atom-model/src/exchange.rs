@@ -90,7 +90,7 @@ impl ExpertExchange for Local {
     }
 
     fn record(&self, ops: &mut Ops, b: &ExchangeBuffers, experts: &Experts, rows: Routed, out: Buf) {
-        self.0.compute(ops, b, experts, rows, out);
+        self.0.sums(ops, b, experts, rows, out);
     }
 }
 
@@ -113,7 +113,7 @@ impl ExpertExchange for GatherScatter {
         let (group, sums) = b.group.expect("declared by this exchange");
         ops.gather_rows(rows.routes, group.routes);
         ops.gather_rows(rows.x, group.x);
-        self.0.compute(ops, b, experts, group, sums);
+        self.0.sums(ops, b, experts, group, sums);
         ops.scatter_sum(sums, out);
     }
 }
@@ -140,15 +140,20 @@ impl ExpertExchange for DispatchCombine {
         let (group, outputs) = b.group.expect("declared by this exchange");
         ops.gather_rows(rows.routes, group.routes);
         ops.dispatch_rows(rows.x, group.routes, &self.owners, group.x);
-        self.widths.compute(ops, b, experts, group, outputs);
+        self.widths.outputs(ops, b, experts, group, outputs);
         ops.combine_rows(outputs, group.routes, &self.owners, out);
     }
 }
 
 impl Widths {
-    fn compute(&self, ops: &mut Ops, b: &ExchangeBuffers, experts: &Experts, rows: Routed, out: Buf) {
+    fn sums(&self, ops: &mut Ops, b: &ExchangeBuffers, experts: &Experts, rows: Routed, out: Buf) {
         let Experts { gate_up, down } = *experts;
-        ops.experts((rows.x, rows.routes), (gate_up, down), &self.spec, (b.inner, b.gated), out);
+        ops.expert_sums((rows.x, rows.routes), (gate_up, down), &self.spec, (b.inner, b.gated), out);
+    }
+
+    fn outputs(&self, ops: &mut Ops, b: &ExchangeBuffers, experts: &Experts, rows: Routed, out: Buf) {
+        let Experts { gate_up, down } = *experts;
+        ops.expert_outputs((rows.x, rows.routes), (gate_up, down), &self.spec, (b.inner, b.gated), out);
     }
 
     fn scratch(&self, ops: &mut Ops, extent: Extent) -> (Buf, Buf) {

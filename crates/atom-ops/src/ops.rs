@@ -123,13 +123,37 @@ impl Ops {
         self.ops.push(Op::Route { logits, bias, spec: Arc::clone(spec), out });
     }
 
-    /// See [`Op::Experts`].
-    pub fn experts(
+    /// See [`Op::Experts`]: the weighted sum of each row's.
+    pub fn expert_sums(
+        &mut self,
+        rows: (Buf, Buf),
+        weights: (Weight, Weight),
+        spec: &Arc<ExpertSpec>,
+        scratch: (Buf, Buf),
+        out: Buf,
+    ) {
+        self.experts(rows, weights, spec, scratch, true, out);
+    }
+
+    /// See [`Op::Experts`]: every output apart.
+    pub fn expert_outputs(
+        &mut self,
+        rows: (Buf, Buf),
+        weights: (Weight, Weight),
+        spec: &Arc<ExpertSpec>,
+        scratch: (Buf, Buf),
+        out: Buf,
+    ) {
+        self.experts(rows, weights, spec, scratch, false, out);
+    }
+
+    fn experts(
         &mut self,
         (x, routes): (Buf, Buf),
         (gate_up, down): (Weight, Weight),
         spec: &Arc<ExpertSpec>,
         (inner, gated): (Buf, Buf),
+        sums: bool,
         out: Buf,
     ) {
         let extent = self.spec(x).extent;
@@ -137,9 +161,10 @@ impl Ops {
         assert!(is(routes, 2 * spec.top_k), "routes of {x:?}: {:?}", self.spec(routes));
         assert!(is(inner, 2 * spec.top_k * spec.width), "scratch of gate and up: {:?}", self.spec(inner));
         assert!(is(gated, spec.top_k * spec.width), "scratch of their product: {:?}", self.spec(gated));
-        let hidden = self.spec(x).width;
-        assert!(is(out, hidden) || is(out, spec.top_k * hidden), "outputs of experts: {:?}", self.spec(out));
-        self.ops.push(Op::Experts { x, routes, gate_up, down, spec: Arc::clone(spec), inner, gated, out });
+        let outputs = if sums { 1 } else { spec.top_k };
+        assert!(is(out, outputs * self.spec(x).width), "outputs of experts: {:?}", self.spec(out));
+        let spec = Arc::clone(spec);
+        self.ops.push(Op::Experts { x, routes, gate_up, down, spec, inner, gated, sums, out });
     }
 
     /// See [`Op::DispatchRows`]. At the worst every row goes to as many lanes as it has choices.

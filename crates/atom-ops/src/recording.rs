@@ -242,9 +242,9 @@ pub enum Op {
     /// `y(r, e) = down_e (silu(gate_e x[r]) * up_e x[r])` for every row and every expert that it chose
     /// and that this rank holds, in ascending order of experts.
     ///
-    /// If `out` is as wide as `x`: `out[r] = sum of weight * y(r, e)`, added in that order from 0, for
-    /// every row, also one that chose none of them. If it is `top_k` times as wide: `y(r, e)` goes
-    /// unweighted to the place of the choice, and other places are not written.
+    /// If it `sums`: `out[r] = sum of weight * y(r, e)`, added in that order from 0, for every row, also one
+    /// that chose none of them. If not: `y(r, e)` goes unweighted to the place of the choice, and other
+    /// places are not written.
     Experts {
         /// `[rows, hidden]`; rows that chose no expert held here are not read
         x: Buf,
@@ -260,7 +260,9 @@ pub enum Op {
         inner: Buf,
         /// Scratch, `[rows, top_k * width]`
         gated: Buf,
-        /// `[rows, hidden]` or `[rows, top_k * hidden]`
+        /// Whether outputs are weighted and added here.
+        sums: bool,
+        /// `[rows, hidden]` if it sums, else `[rows, top_k * hidden]`
         out: Buf,
     },
     /// Rows of all lanes that chose an expert held here come to `out`; other rows of it are not written.

@@ -99,7 +99,7 @@ impl Replay<'_> {
         // All are cut into parts alike, so a worker has the same columns of every expert.
         let parts = &matrices[0].parts;
         let panels = share(panels_of(parts), worker.index, worker.count);
-        let is_weighted = self.place(layer.out).width == self.place(layer.x).width;
+        let is_weighted = layer.sums;
         // SAFETY: the phase before made the gated rows and their codes; these columns are this worker's.
         unsafe {
             let choices = self.view.choices(self.recorded);

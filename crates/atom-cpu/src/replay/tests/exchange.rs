@@ -6,7 +6,6 @@ use crate::replay::tests::meeting::{Meeting, Meetings};
 use atom_ops::{ExpertRows, ExpertSpec, RouteSpec};
 
 const EXPERTS: usize = 8;
-const TOP_K: usize = 3;
 const HIDDEN: usize = 64;
 const WIDTH: usize = 32;
 /// Capacity of a lane.
@@ -26,6 +25,7 @@ struct World {
     /// Lane `l` holds `owners[l] .. owners[l + 1]`.
     owners: Vec<usize>,
     exchange: Exchange,
+    top_k: usize,
     /// All rows have the same logits.
     one_expert: bool,
     activations: Activations,
@@ -76,11 +76,11 @@ impl World {
         backend.reserve(&reserve(shape)).unwrap();
         let mut ops = Ops::new(shape);
         let (x_rows, logit_rows) = (ops.buffer(Extent::Rows, HIDDEN), ops.buffer(Extent::Rows, EXPERTS));
-        let routes = ops.buffer(Extent::Rows, 2 * TOP_K);
+        let routes = ops.buffer(Extent::Rows, 2 * self.top_k);
         let out = ops.buffer(Extent::Rows, HIDDEN);
         let route = RouteSpec {
             experts: EXPERTS,
-            top_k: TOP_K,
+            top_k: self.top_k,
             is_sigmoid: true,
             groups: 1,
             groups_kept: 1,
@@ -91,25 +91,25 @@ impl World {
         ops.embed(logits, logit_rows);
         ops.route(logit_rows, None, &Arc::new(route), routes);
         let extent = if self.lanes() == 1 { Extent::Rows } else { Extent::GroupRows };
-        let (inner, gated) = (ops.buffer(extent, TOP_K * 2 * WIDTH), ops.buffer(extent, TOP_K * WIDTH));
-        let spec = Arc::new(ExpertSpec { top_k: TOP_K, first: held.start, held: held.len(), width: WIDTH });
+        let (inner, gated) = (ops.buffer(extent, self.top_k * 2 * WIDTH), ops.buffer(extent, self.top_k * WIDTH));
+        let spec = Arc::new(ExpertSpec { top_k: self.top_k, first: held.start, held: held.len(), width: WIDTH });
         let mut seen = None;
         if self.lanes() == 1 {
-            ops.experts((x_rows, routes), weights, &spec, (inner, gated), out);
+            ops.expert_sums((x_rows, routes), weights, &spec, (inner, gated), out);
         } else {
-            let (all_x, all_routes) = (ops.buffer(extent, HIDDEN), ops.buffer(extent, 2 * TOP_K));
+            let (all_x, all_routes) = (ops.buffer(extent, HIDDEN), ops.buffer(extent, 2 * self.top_k));
             ops.gather_rows(routes, all_routes);
             seen = Some([all_routes, all_x]);
             if self.exchange == Exchange::Dispatch {
                 let owners: Arc<[usize]> = self.owners.clone().into();
-                let y = ops.buffer(extent, TOP_K * HIDDEN);
+                let y = ops.buffer(extent, self.top_k * HIDDEN);
                 ops.dispatch_rows(x_rows, all_routes, &owners, all_x);
-                ops.experts((all_x, all_routes), weights, &spec, (inner, gated), y);
+                ops.expert_outputs((all_x, all_routes), weights, &spec, (inner, gated), y);
                 ops.combine_rows(y, all_routes, &owners, out);
             } else {
                 let sums = ops.buffer(extent, HIDDEN);
                 ops.gather_rows(x_rows, all_x);
-                ops.experts((all_x, all_routes), weights, &spec, (inner, gated), sums);
+                ops.expert_sums((all_x, all_routes), weights, &spec, (inner, gated), sums);
                 ops.scatter_sum(sums, out);
             }
         }
@@ -140,30 +140,31 @@ impl World {
 }
 
 /// The rows of three lanes on one rank with all experts.
-fn on_one_rank(one_expert: bool, activations: Activations) -> Vec<Vec<f32>> {
+fn on_one_rank(top_k: usize, one_expert: bool, activations: Activations) -> Vec<Vec<f32>> {
     let owners = vec![0, EXPERTS];
-    let world = World { owners, exchange: Exchange::Gather, one_expert, activations, threads: 1 };
+    let world = World { owners, exchange: Exchange::Gather, top_k, one_expert, activations, threads: 1 };
     let lane = |lane: usize| world.lane((0, lane * ROWS), ROWS, &[ROWS as u32], &Meeting::alone()).out;
     (0..3).flat_map(lane).collect()
 }
 
 /// Which rows of `routes` chose an expert of `held`.
 fn chose(route: &[f32], held: std::ops::Range<usize>) -> bool {
-    route[..TOP_K].iter().any(|&number| number >= 0.0 && held.contains(&(number as usize)))
+    route[..route.len() / 2].iter().any(|&number| number >= 0.0 && held.contains(&(number as usize)))
 }
 
 const COMPANIES: [[usize; 3]; 5] = [[6, 6, 6], [1, 0, 5], [0, 0, 2], [4, 1, 0], [0, 0, 0]];
 
 #[test]
 fn lanes_with_experts_apart_compute_what_one_rank_computes() {
+    let exchanges = [(Exchange::Dispatch, 3), (Exchange::Gather, 3), (Exchange::Dispatch, 1)];
     for one_expert in [false, true] {
         for activations in [Activations::Int16, Activations::F32] {
-            let expected = on_one_rank(one_expert, activations);
-            for owners in [vec![0, 3, 8], vec![0, 1, 6, 8]] {
-                for exchange in [Exchange::Dispatch, Exchange::Gather] {
+            for (exchange, top_k) in exchanges {
+                let expected = on_one_rank(top_k, one_expert, activations);
+                for owners in [vec![0, 3, 8], vec![0, 1, 6, 8]] {
                     for threads in [1, 2] {
                         let owners = owners.clone();
-                        let world = World { owners, exchange, one_expert, activations, threads };
+                        let world = World { owners, exchange, top_k, one_expert, activations, threads };
                         for rows in COMPANIES {
                             check(&world, &rows[..world.lanes()], &expected);
                         }
@@ -207,9 +208,9 @@ fn check(world: &World, rows: &[usize], expected: &[Vec<f32>]) {
                     assert_ne!(is_untouched(x), comes, "{what}: row {i} of lane {from} on lane {lane}");
                 }
             }
-            assert_eq!(outcome.counts.chosen, (rows[lane] * TOP_K) as u64, "{what}");
+            assert_eq!(outcome.counts.chosen, (rows[lane] * world.top_k) as u64, "{what}");
             computed += outcome.counts.computed;
         }
-        assert_eq!(computed, (rows.iter().sum::<usize>() * TOP_K) as u64, "{what}: each choice once");
+        assert_eq!(computed, (rows.iter().sum::<usize>() * world.top_k) as u64, "{what}: each choice once");
     }
 }

@@ -148,7 +148,12 @@ fn record_experts(
     let spec = ExpertSpec { top_k: TOP_K, first: HELD.start, held: HELD.len(), width: layer.width };
     ops.embed(x, x_rows);
     ops.embed(routes, route_rows);
-    ops.experts((x_rows, route_rows), weights, &Arc::new(spec), (inner, gated), out);
+    let (spec, scratch) = (Arc::new(spec), (inner, gated));
+    if weighted {
+        ops.expert_sums((x_rows, route_rows), weights, &spec, scratch, out);
+    } else {
+        ops.expert_outputs((x_rows, route_rows), weights, &spec, scratch, out);
+    }
     Run { recorded: record(backend, ops), out, weighted }
 }
 
@@ -283,7 +288,7 @@ fn thousands_of_rows_on_one_expert_are_those_rows_alone() {
     let spec = ExpertSpec { top_k, first: 0, held: 2, width: layer.width };
     ops.embed(x, x_rows);
     ops.embed(routes, route_rows);
-    ops.experts((x_rows, route_rows), weights, &Arc::new(spec), (inner, gated), out);
+    ops.expert_sums((x_rows, route_rows), weights, &Arc::new(spec), (inner, gated), out);
     let recorded = record(&mut backend, ops);
     let mut outputs = |count: usize| {
         let tokens: Vec<u32> = (0..count as u32).map(|row| row % 7).collect();

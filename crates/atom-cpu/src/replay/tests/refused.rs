@@ -45,7 +45,7 @@ fn record_experts(ops: &mut Ops, weights: (Weight, Weight), hidden: usize, spec:
     let inner = ops.buffer(extent, spec.top_k * 2 * spec.width);
     let gated = ops.buffer(extent, spec.top_k * spec.width);
     let out = ops.buffer(extent, hidden);
-    ops.experts((x, routes), weights, &Arc::new(spec), (inner, gated), out);
+    ops.expert_sums((x, routes), weights, &Arc::new(spec), (inner, gated), out);
 }
 
 #[test]
@@ -113,9 +113,4 @@ fn recordings_that_do_not_fit_are_refused_with_the_numbers() {
     };
     check("one behind the other", &|ops| dispatch(ops, [0, 5, 4]));
     check("one behind the other", &|ops| dispatch(ops, [1, 2, 4]));
-    check("one choice a row", &|ops| {
-        let (y, routes) = (ops.buffer(Extent::GroupRows, 32), ops.buffer(Extent::GroupRows, 2));
-        let out = rows(ops, 32);
-        ops.combine_rows(y, routes, &Arc::from([0, 2, 4]), out);
-    });
 }
