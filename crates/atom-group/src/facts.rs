@@ -61,6 +61,24 @@ impl Facts {
     /// Words on the wire: 48 bytes.
     pub(crate) const WORDS: usize = 6;
 
+    /// Bytes between hosts.
+    pub const BYTES: usize = 8 * Self::WORDS;
+
+    /// As they travel between hosts: words, little-endian.
+    pub fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        for (to, word) in bytes.chunks_exact_mut(8).zip(self.to_words()) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// The reverse.
+    pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
+        let (words, _) = bytes.as_chunks::<8>();
+        Self::from_words(std::array::from_fn(|i| u64::from_le_bytes(words[i])))
+    }
+
     pub(crate) fn to_words(self) -> [u64; Self::WORDS] {
         let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
         [
@@ -103,6 +121,7 @@ mod tests {
                 flags: FactsFlags(flags),
             };
             prop_assert_eq!(Facts::from_words(facts.to_words()), facts);
+            prop_assert_eq!(Facts::from_bytes(&facts.to_bytes()), facts);
         }
     }
 }

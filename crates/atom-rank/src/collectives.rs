@@ -5,6 +5,7 @@
 //! after all have arrived at the collective after next, and so have read it. Lengths travel with
 //! the data: members that disagree get an error and not each other's garbage.
 
+use crate::link::Link;
 use atom_group::{Meeting, WaitError};
 use atom_ops::{Collectives, Comm, OpsError};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,6 +33,8 @@ struct Membership {
     window: Arc<Window>,
     member: usize,
     round: AtomicU64,
+    /// To members on other hosts.
+    link: Option<Arc<Link>>,
 }
 
 /// One rank's side of both communicators.
@@ -46,22 +49,55 @@ impl Window {
         let cells = || (0..members).map(|_| Cell::default()).collect();
         Self { meeting: Meeting::new(members, spins), cells: [cells(), cells()] }
     }
+
+    fn cells(&self, round: u64) -> &[Cell] {
+        &self.cells[(round % 2) as usize]
+    }
+
+    /// What a member on another host brings.
+    pub(crate) fn deliver(
+        &self,
+        member: usize,
+        round: u64,
+        values: impl Iterator<Item = f32>,
+        counts: impl Iterator<Item = usize>,
+    ) {
+        {
+            let mut cell = write(&self.cells(round)[member]);
+            let Brought { values: kept, counts: kept_counts } = &mut *cell;
+            kept.clear();
+            kept.extend(values);
+            kept_counts.clear();
+            kept_counts.extend(counts);
+        }
+        self.meeting.arrive(member, round);
+    }
 }
 
 impl SharedCollectives {
-    /// `lane` and `group` with this rank's member number in each.
-    pub(crate) fn new(lane: (Arc<Window>, usize), group: (Arc<Window>, usize)) -> Self {
-        let join = |(window, member)| Membership { window, member, round: AtomicU64::new(0) };
-        Self { lane: join(lane), group: join(group), patience_us: AtomicU64::new(0) }
+    /// `lane` and `group` with this rank's member number in each; members of the group that are on other
+    /// hosts are reached by `link`.
+    pub(crate) fn new(
+        lane: (Arc<Window>, usize),
+        group: (Arc<Window>, usize),
+        link: Option<Arc<Link>>,
+    ) -> Self {
+        let join = |(window, member), link| Membership { window, member, round: AtomicU64::new(0), link };
+        Self { lane: join(lane, None), group: join(group, link), patience_us: AtomicU64::new(0) }
     }
 
     /// Reserves room for the largest collective, so that steps allocate nothing.
     pub(crate) fn reserve(&self, comm: Comm, elements: usize) {
         let membership = self.membership(comm);
         for cells in &membership.window.cells {
-            let mut cell = write(&cells[membership.member]);
-            cell.values.reserve(elements);
-            cell.counts.reserve(cells.len());
+            for (member, cell) in cells.iter().enumerate() {
+                // Cells of members on other hosts are written here too.
+                if member == membership.member || membership.link.is_some() {
+                    let mut cell = write(cell);
+                    cell.values.reserve(elements);
+                    cell.counts.reserve(cells.len());
+                }
+            }
         }
     }
 
@@ -86,10 +122,10 @@ impl SharedCollectives {
         parts: impl Iterator<Item = &'a [f32]>,
         counts: &[usize],
     ) -> Result<&[Cell], OpsError> {
-        let Membership { window, member, round } = self.membership(comm);
+        let Membership { window, member, round, link } = self.membership(comm);
         let number = round.load(Ordering::Relaxed) + 1;
         round.store(number, Ordering::Relaxed);
-        let cells = &window.cells[(number % 2) as usize];
+        let cells = window.cells(number);
         {
             let mut cell = write(&cells[*member]);
             cell.values.clear();
@@ -98,6 +134,10 @@ impl SharedCollectives {
             parts.for_each(|part| cell.values.extend_from_slice(part));
             let brought = cell.values.len();
             assert!(brought <= capacity, "{brought} elements in a collective recorded for {capacity}");
+            if let Some(link) = link {
+                let sent = link.send_cell(*member, number, &cell.values, &cell.counts);
+                sent.map_err(|error| OpsError::Collective(error.to_string()))?;
+            }
         }
         window.meeting.arrive(*member, number);
         let patience = Duration::from_micros(self.patience_us.load(Ordering::Relaxed));
@@ -242,7 +282,7 @@ mod tests {
         std::thread::scope(|scope| {
             let run = |member| {
                 let lane = (Arc::new(Window::new(1, 10)), 0);
-                let side = SharedCollectives::new(lane, (Arc::clone(&group), member));
+                let side = SharedCollectives::new(lane, (Arc::clone(&group), member), None);
                 side.set_patience(Duration::from_secs(60));
                 let body = &body;
                 scope.spawn(move || body(member, &side))

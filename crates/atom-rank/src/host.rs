@@ -1,13 +1,14 @@
 //! The process side: starts the ranks, takes requests, answers questions, stops everything.
 
-use crate::balance::{Balancer, LoadBalance};
+use crate::balance::{Balancer, LoadBalance, Placement};
+use crate::link::Link;
 use crate::mail::Mail;
 use crate::outbox::EventSink;
 use crate::shared::{GroupShared, HostShared, LaneShared};
 use crate::starter::Starter;
 use crate::stats::{Health, LaneStats};
 use crate::supervisor::{RankThread, RankThreads, Report, Supervisor};
-use atom_base::{Mesh, RequestId, Seat};
+use atom_base::{LaneId, Mesh, RequestId, Seat};
 use atom_engine::{EngineLimits, Refusal, Request, SchedulerConfig};
 use atom_group::{Lattice, Patience, Policy};
 use atom_model::{ExpertLayout, ModelError};
@@ -26,6 +27,8 @@ pub struct HostConfig {
     pub mesh: Mesh,
     /// How experts are spread over the ranks of a group.
     pub experts: ExpertLayout,
+    /// Connections to the other hosts that the lanes are dealt to; none if all are here.
+    pub link: Option<Arc<Link>>,
     /// Legal step shapes.
     pub lattice: Arc<Lattice>,
     /// Every lane's scheduler.
@@ -60,6 +63,7 @@ pub struct Host {
     limits: EngineLimits,
     queue_max: usize,
     ranks: RankThreads,
+    link: Option<Arc<Link>>,
     /// Supervisor and delivery: they end when the ranks have.
     others: Mutex<Vec<JoinHandle<()>>>,
     balancer: Mutex<Balancer>,
@@ -111,15 +115,15 @@ impl Host {
     ) -> Result<Self, HostError> {
         let model = checkpoint.config();
         let scheduler = &config.scheduler;
+        let shared = Arc::new(HostShared::new(config));
         let limits = EngineLimits {
             max_model_len: scheduler.max_model_len,
             cache_tokens: (scheduler.pages - 1) * scheduler.page_size,
             queue_max: config.queue_max,
             max_num_seqs: scheduler.max_num_seqs,
             vocab_size: model.vocab_size,
-            lanes: config.mesh.lanes(),
+            lanes: shared.local.len(),
         };
-        let shared = Arc::new(HostShared::new(config));
         let (reports, reported) = mpsc::channel();
         let starter = Arc::new(Starter {
             config: config.clone(),
@@ -139,12 +143,14 @@ impl Host {
             limits,
             queue_max: config.queue_max,
             ranks,
+            link: config.link.clone(),
             others: Mutex::default(),
             balancer: Mutex::new(balancer),
         };
         let delivering = Arc::clone(&host.shared.outbox);
         host.lock_others().push(spawn("deliver", move || delivering.deliver())?);
         let mut supervisor = supervisor.map_err(HostError::Thread)?;
+        host.lock_others().extend(supervisor.listen().map_err(HostError::Thread)?);
         host.wait_loaded(&mut supervisor, &reported)?;
         host.lock_others().push(spawn("supervisor", move || supervisor.watch(&reported))?);
         host.wait_ready()?;
@@ -161,7 +167,8 @@ impl Host {
         if let Some(fault) = self.shared.fault() {
             return Err(Refusal::Closed(format!("a rank failed: {fault}")));
         }
-        if self.shared.draining.load(Ordering::SeqCst) {
+        let leaves = || self.shared.groups.iter().any(|group| group.exit.load(Ordering::SeqCst));
+        if self.shared.draining.load(Ordering::SeqCst) || leaves() {
             return Err(Refusal::Closed("it is shutting down".into()));
         }
         self.limits.check(&request)?;
@@ -169,8 +176,12 @@ impl Host {
         let lane = self.shared.outbox.route(id, request.prompt.len(), sink, |loads| {
             let mut balancer = self.balancer.lock().unwrap_or_else(PoisonError::into_inner);
             let full = self.limits.max_num_seqs + self.queue_max;
-            let placement = balancer.place(loads, &request.prompt, request.lane, request.session);
+            // Lanes of other hosts have servers of their own.
+            let local = self.shared.local.clone();
+            let placement =
+                balancer.place(&loads[local.clone()], &request.prompt, request.lane, request.session);
             placement
+                .map(|placed| Placement { lane: LaneId(placed.lane.0 + local.start as u16), ..placed })
                 .filter(|placed| loads[usize::from(placed.lane.0)].requests < full)
                 .ok_or(Refusal::QueueFull { waiting: self.queue_max })
         })?;
@@ -204,7 +215,7 @@ impl Host {
 
     /// Every lane's counters.
     pub fn stats(&self) -> Vec<LaneStats> {
-        self.shared.groups.iter().flat_map(|g| g.lanes.iter().map(|l| l.gauges.stats())).collect()
+        self.shared.local_lanes().map(|lane| lane.gauges.stats()).collect()
     }
 
     /// How the host is, without asking any rank.
@@ -228,6 +239,11 @@ impl Host {
     pub fn resume(&self) {
         self.shared.paused.store(false, Ordering::SeqCst);
         self.shared.ring();
+    }
+
+    /// True once every rank has ended: all hosts of the group were told to stop, or one of them was.
+    pub fn has_ended(&self) -> bool {
+        self.lock_ranks().iter().all(|thread| thread.handle.is_finished())
     }
 
     /// Requests that were taken and have not ended.
@@ -270,6 +286,10 @@ impl Host {
             }
         }
         self.shared.outbox.close();
+        if let Some(link) = &self.link {
+            link.say_farewell("it was stopped");
+            link.close();
+        }
         let others = std::mem::take(&mut *self.lock_others());
         // The supervisor waits for every rank: if one is stuck, it is left behind too.
         others.into_iter().filter(|_| !left_behind).for_each(|thread| drop(thread.join()));

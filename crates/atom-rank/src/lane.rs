@@ -4,6 +4,7 @@ use crate::board::Order;
 use crate::device::Device;
 use crate::collectives::SharedCollectives;
 use crate::host::HostConfig;
+use crate::link::Link;
 use crate::mail::Mail;
 use crate::outbox::Outbox;
 use crate::shared::{Form, FormLane, GroupShared, LaneShared};
@@ -38,6 +39,8 @@ pub(crate) struct Lane {
     last_signature: u64,
     last_replay_us: u32,
     order: u64,
+    /// To lanes on other hosts.
+    link: Option<Arc<Link>>,
     /// What this lane last asked of the group.
     asked_pause: bool,
     /// No recording is kept: every step makes its own.
@@ -109,6 +112,7 @@ impl Lane {
             last_signature: 0,
             last_replay_us: 0,
             order: 0,
+            link: config.link.clone(),
             asked_pause: false,
             eager: config.enforce_eager,
             fail_on_eager: config.fail_on_eager,
@@ -219,7 +223,15 @@ impl Lane {
         let (start, patience) = (Instant::now(), self.state.patience());
         self.note(Activity::Exchanging, patience);
         let form = Arc::clone(self.form.as_ref().expect("a rank joins before it runs"));
+        if let Some(link) = &self.link {
+            link.send_facts(self.lane_in_group, &mine)
+                .map_err(|error| RankError::Ops(OpsError::Collective(error.to_string())))?;
+        }
         form.exchange.exchange(self.lane_in_group, &mine, patience, &mut self.facts)?;
+        if self.link.is_some() && self.facts.iter().any(|facts| facts.flags.has(FactsFlags::EXIT)) {
+            // A group ends as a whole: whoever was told to leave leaves with everybody.
+            self.group.exit.store(true, Ordering::SeqCst);
+        }
         Gauges::add(&self.gauges().exchange_us, start.elapsed().as_micros() as u64);
         let (state, step) = settle(&self.state, &self.facts)?;
         self.state = state;

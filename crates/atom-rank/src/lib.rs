@@ -21,6 +21,7 @@ mod device;
 mod follower;
 mod host;
 mod lane;
+mod link;
 mod mail;
 mod outbox;
 mod shared;
@@ -30,5 +31,6 @@ mod supervisor;
 
 pub use balance::LoadBalance;
 pub use host::{Host, HostConfig, HostError, Progress};
+pub use link::{Link, LinkArgs, LinkError, SILENCE_MAX};
 pub use outbox::EventSink;
 pub use stats::{Health, LaneHealth, LaneStats};

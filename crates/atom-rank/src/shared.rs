@@ -10,6 +10,7 @@ use crate::stats::{Gauges, Health, LaneHealth};
 use atom_base::{LaneId, Mesh, Seat};
 use atom_engine::Plan;
 use atom_group::{Activity, Exchange};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,6 +18,8 @@ use std::time::{Duration, Instant};
 /// What all threads of the host share.
 pub(crate) struct HostShared {
     pub(crate) mesh: Mesh,
+    /// Lanes whose ranks are threads of this process; the others of the mesh are on other hosts.
+    pub(crate) local: Range<usize>,
     pub(crate) start: Instant,
     pub(crate) groups: Vec<Arc<GroupShared>>,
     pub(crate) outbox: Arc<Outbox>,
@@ -84,8 +87,10 @@ impl HostShared {
             })
         };
         let groups = (0..mesh.groups()).map(|_| group()).collect();
+        let lanes = mesh.lanes();
         Self {
             mesh,
+            local: config.link.as_ref().map_or(0..lanes, |link| link.lanes(lanes)),
             start: Instant::now(),
             groups,
             outbox: Outbox::new(mesh.lanes()),
@@ -118,21 +123,29 @@ impl HostShared {
         (group * per_group..(group + 1) * per_group).map(|lane| LaneId(lane as u16)).collect()
     }
 
+    /// The lanes of this host.
+    pub(crate) fn local_lanes(&self) -> impl Iterator<Item = &LaneShared> {
+        self.groups.iter().flat_map(|group| &group.lanes).skip(self.local.start).take(self.local.len())
+    }
+
     pub(crate) fn is_ready(&self) -> bool {
-        let lanes = self.groups.iter().flat_map(|group| &group.lanes);
-        lanes.into_iter().all(|lane| lane.gauges.ready.load(Ordering::SeqCst))
+        self.local_lanes().all(|lane| lane.gauges.ready.load(Ordering::SeqCst))
     }
 
     pub(crate) fn health(&self) -> Health {
         let now_ms = self.start.elapsed().as_millis() as u64;
-        let mut lanes = Vec::with_capacity(self.mesh.lanes());
-        for group in &self.groups {
+        let mut lanes = Vec::with_capacity(self.local.len());
+        let per_group = self.mesh.lanes_per_group();
+        for (number, group) in self.groups.iter().enumerate() {
             let form = group.last_form();
             for (place, lane) in group.lanes.iter().enumerate() {
+                if !self.local.contains(&(number * per_group + place)) {
+                    continue;
+                }
                 let sighting = form.as_ref().map(|form| form.exchange.sighting(place));
                 let since = now_ms.saturating_sub(lane.gauges.since_ms.load(Ordering::Relaxed));
                 lanes.push(LaneHealth {
-                    lane: LaneId(lanes.len() as u16),
+                    lane: LaneId((number * per_group + place) as u16),
                     epoch: form.as_ref().map_or(0, |form| form.epoch),
                     activity: sighting.as_ref().map_or(Activity::Starting, |s| s.activity),
                     step: sighting.map(|s| s.step).unwrap_or_default(),

@@ -144,6 +144,7 @@ impl Member {
         let collectives = SharedCollectives::new(
             (Arc::clone(&form.lanes[seat.lane_in_group].window), seat.rank_in_lane),
             (Arc::clone(&form.window), seat.lane_in_group),
+            starter.config.link.clone(),
         );
         match self {
             Self::Leader(lane) => lane.join(Arc::clone(form), collectives, &starter.config),

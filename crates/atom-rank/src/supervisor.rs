@@ -2,6 +2,7 @@
 //! itself alone, and watches every lane's deadline. Loss is decided here and nowhere else.
 
 use crate::host::StartError;
+use crate::link::News;
 use crate::shared::{Form, HostShared, reason};
 use crate::starter::Starter;
 use atom_base::{LaneId, Seat};
@@ -33,6 +34,11 @@ pub(crate) enum Report {
         seat: Seat,
         epoch: u64,
         why: String,
+    },
+    /// Another host.
+    Host {
+        node: usize,
+        news: News,
     },
     /// It ended because it was asked to, or because its group did.
     Left {
@@ -74,6 +80,8 @@ struct Watched {
 
 struct Forming {
     loading: usize,
+    /// Hosts that have not said that they are ready.
+    hosts: usize,
     since: Instant,
     lost: Vec<bool>, // [lanes]
 }
@@ -97,17 +105,32 @@ impl Supervisor {
     ) -> std::io::Result<Self> {
         let mesh = starter.config.mesh;
         let (per_group, lanes) = (mesh.lanes_per_group() * mesh.ranks_per_lane(), mesh.lanes_per_group());
+        let link = starter.config.link.as_ref();
+        // Processes would have to agree on an epoch, and the lost one's part of the weights is with it.
+        let restarts_max = if link.is_some() { 0 } else { starter.config.rank_restarts_max };
+        let hosts = link.map_or(0, |link| link.nodes() - 1);
         let group = |_| Watched {
-            epochs: Epochs::new(starter.config.rank_restarts_max),
+            epochs: Epochs::new(restarts_max),
             tenures: (0..per_group).map(|_| Arc::default()).collect(),
-            forming: Some(Forming { loading: per_group, since: Instant::now(), lost: vec![false; lanes] }),
+            forming: Some(Forming { loading: 0, hosts, since: Instant::now(), lost: vec![false; lanes] }),
         };
         let groups = (0..mesh.groups()).map(group).collect();
+        let local = starter.shared.local.clone();
         let mut supervisor = Self { starter, threads, reports, groups, left: 0 };
-        for seat in mesh.seats() {
+        for seat in mesh.seats().filter(|seat| local.contains(&usize::from(seat.lane.0))) {
+            let group = &mut supervisor.groups[usize::from(seat.group)];
+            group.forming.as_mut().expect("made so above").loading += 1;
             supervisor.spawn(seat)?;
         }
         Ok(supervisor)
+    }
+
+    /// Hears of the other hosts.
+    pub(crate) fn listen(&self) -> std::io::Result<Vec<JoinHandle<()>>> {
+        let Some(link) = &self.starter.config.link else { return Ok(Vec::new()) };
+        let reports = self.reports.clone();
+        let tell = move |node, news| drop(reports.send(Report::Host { node, news }));
+        link.listen(&self.shared().groups[0], &tell)
     }
 
     /// Runs until every rank has ended or was given up with its group.
@@ -154,6 +177,19 @@ impl Supervisor {
                 self.left -= 1;
                 self.end(usize::from(seat.group), &reason(&seat, &error));
             }
+            Report::Host { news: News::Ready, .. } => {
+                if let Some(forming) = &mut self.groups[0].forming {
+                    forming.hosts -= 1;
+                    self.form_if_complete(0);
+                }
+            }
+            Report::Host { node, news: News::Gone(why) } => {
+                let group = &self.shared().groups[0];
+                // On the way out hosts leave one after the other.
+                if !group.is_ended() && !group.exit.load(Ordering::SeqCst) {
+                    self.end(0, &format!("host {node} is gone: {why}"));
+                }
+            }
             // Who was given up is not counted any more.
             Report::Left { tenure } | Report::Lost { tenure, .. } if tenure.is_over() => {}
             Report::Left { .. } => self.left -= 1,
@@ -194,7 +230,17 @@ impl Supervisor {
         if forming.loading > 0 {
             return;
         }
-        let forming = group.forming.take().expect("looked at above");
+        if let Some(link) = &self.starter.config.link
+            && let Err(error) = link.say_ready()
+        {
+            return self.end(number, &error.to_string());
+        }
+        self.form_if_complete(number);
+    }
+
+    fn form_if_complete(&mut self, number: usize) {
+        let group = &mut self.groups[number];
+        let Some(forming) = group.forming.take_if(|f| f.loading == 0 && f.hosts == 0) else { return };
         let form = Form::new(&self.starter.config, group.epochs.current(), &forming.lost);
         if form.epoch > 1 {
             tracing::warn!("group {number} has formed again: epoch {}", form.epoch);
@@ -248,7 +294,7 @@ impl Supervisor {
                 tracing::error!("{why}; group {group} forms again, as epoch {epoch}");
                 shared.groups[group].unform(why);
                 let lost = vec![false; shared.mesh.lanes_per_group()];
-                self.groups[group].forming = Some(Forming { loading: 0, since: Instant::now(), lost });
+                self.groups[group].forming = Some(Forming { loading: 0, hosts: 0, since: Instant::now(), lost });
                 self.replace(group, loss, seats, why);
             }
             Some(Verdict::End(cause)) => {
@@ -281,7 +327,8 @@ impl Supervisor {
     /// Takes seats away from their threads. One that is stuck is not counted any more.
     fn give_up(&mut self, group: usize, loss: Loss, seats: &[Seat]) {
         let ranks_per_lane = self.shared().mesh.ranks_per_lane();
-        for seat in seats {
+        let local = self.shared().local.clone();
+        for seat in seats.iter().filter(|seat| local.contains(&usize::from(seat.lane.0))) {
             let tenure = &mut self.groups[group].tenures[seat.lane_in_group * ranks_per_lane + seat.rank_in_lane];
             tenure.end();
             *tenure = Arc::default();
@@ -299,6 +346,9 @@ impl Supervisor {
         shared.groups[group].end(why);
         let lanes: Vec<LaneId> = shared.lanes_of(group);
         shared.outbox.fail(&lanes, &EngineError::Rank(why.to_owned()));
+        if let Some(link) = &self.starter.config.link {
+            link.say_farewell(why);
+        }
         self.groups[group].forming = None;
     }
 

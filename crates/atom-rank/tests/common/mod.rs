@@ -12,7 +12,7 @@ use atom_engine::{EngineError, Event, Request, SchedulerConfig};
 use atom_group::{Activity, Lattice, LatticeArgs, Patience, Policy};
 use atom_model::{ExchangeChoice, ExpertLayout};
 use atom_ops::{Backend, KvDType, OpsError};
-use atom_rank::{Host, HostConfig, HostError, LoadBalance};
+use atom_rank::{Host, HostConfig, HostError, Link, LoadBalance};
 use atom_weights::Checkpoint;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -25,6 +25,7 @@ use std::time::Duration;
 pub struct Setup {
     pub mesh: Mesh,
     pub experts: ExpertLayout,
+    pub link: Option<Arc<Link>>,
     pub rows_max: u32,
     pub max_num_seqs: u32,
     pub pages: usize,
@@ -74,6 +75,7 @@ impl Default for Setup {
         Self {
             mesh: Mesh::SINGLE,
             experts: ExpertLayout::default(),
+            link: None,
             rows_max: 64,
             max_num_seqs: 16,
             pages: 600,
@@ -108,6 +110,7 @@ impl Setup {
         HostConfig {
             mesh: self.mesh,
             experts: self.experts,
+            link: self.link.clone(),
             lattice: Arc::new(Lattice::new(&lattice).unwrap()),
             scheduler: SchedulerConfig {
                 pages: self.pages,
