@@ -262,7 +262,12 @@ impl Supervisor {
             }
             let shared = Arc::clone(&self.shared().groups[number]);
             let Some(form) = shared.last_form().filter(|_| !shared.is_ended()) else { continue };
+            let first = number * shared.lanes.len();
             for (lane, parts) in shared.lanes.iter().enumerate() {
+                // Hosts look after their own lanes.
+                if !self.shared().local.contains(&(first + lane)) {
+                    continue;
+                }
                 let sighting = form.exchange.sighting(lane);
                 if matches!(sighting.activity, Activity::Starting | Activity::Parked | Activity::Ended) {
                     continue;
