@@ -44,6 +44,8 @@ mod settle;
 mod shape;
 mod state;
 mod sync;
+#[cfg(test)]
+mod testing;
 
 pub use exchange::{Activity, Exchange, ExchangeError, Sighting};
 pub use facts::{Facts, FactsFlags};
