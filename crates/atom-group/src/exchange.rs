@@ -118,8 +118,7 @@ impl Exchange {
                 Visit::LookClosed => Ok(()),
                 Visit::Read => {
                     for (facts, words) in all.iter_mut().zip(board) {
-                        *facts =
-                            Facts::from_words(std::array::from_fn(|i| words[i].load(Ordering::Relaxed)));
+                        *facts = Facts::from_words(std::array::from_fn(|i| words[i].load(Ordering::Relaxed)));
                     }
                     Ok(())
                 }
