@@ -12,9 +12,10 @@ pub struct Policy {
     pub alignment: Option<Alignment>,
     /// `--step-ms-max`: while any lane decodes, steps are predicted to take no longer, so that a peer's
     /// prompts can't stretch the time from one token to the next. Three limits of the promise: decode
-    /// rows always ride, however long they take; a prompt that the bound leaves no row gets one every
-    /// [`STARVED_STEPS_MAX`] steps, in the smallest recorded bucket that has one to spare; and making
-    /// a recording takes as long as it takes (`--record-all` makes them before anybody is served).
+    /// rows always ride, however long they take; prompts that the bound has left without a row for
+    /// [`STARVED_STEPS_MAX`] steps get one, in the smallest bucket that has one to spare (which is
+    /// recorded first, at the usual intervals); and making a recording takes as long as it takes
+    /// (`--record-all` makes them before anybody is served).
     pub step_ms_max: Option<u32>,
     /// `--padding-max`, in thousandths of the bucket: prompt chunks are cut to a bucket's edge rather
     /// than padded by more. It bounds the largest lane's padding, which is what a grant can change; a

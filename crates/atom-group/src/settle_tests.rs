@@ -218,6 +218,34 @@ fn a_lane_with_another_lattice_policy_or_patience_is_found_at_the_first_exchange
     }
 }
 
+/// All that a later step depends on is in the hash: a lane that knows otherwise is found before it acts.
+#[test]
+fn what_was_learnt_is_part_of_the_hash() {
+    let world = World::ready(2, 64, Policy { alignment: Some(Alignment::default()), ..Policy::default() });
+    let facts = world.facts(&[(1, 0), (0, 9)]);
+    type Change = fn(&mut GroupState, &[Facts]);
+    let changes: [(&str, Change); 6] = [
+        ("hold", |s, facts| {
+            s.hold.decide(&Alignment::default(), facts, 64);
+        }),
+        ("slowest", |s, _| s.pace.observe(s.top(), 7, 64, StepNo(1))),
+        ("starved", |s, _| s.starved_steps += 1),
+        ("spacing", |s, _| s.steps_since_record += 1),
+        ("step", |s, _| s.step.0 += 1),
+        ("last", |s, _| s.last = Last::Replayed(s.top(), 3)),
+    ];
+    for (what, change) in changes {
+        let mut other = world.state.clone();
+        change(&mut other, &facts);
+        assert_ne!(other.hash(), world.state.hash(), "{what}");
+    }
+    let mut measured = world.state.clone();
+    (0..2).for_each(|_| measured.pace.observe(measured.top(), 7, 64, StepNo(1)));
+    let mut other = measured.clone();
+    other.pace.observe(other.top(), 7, 64, StepNo(2));
+    assert_ne!(other.hash(), measured.hash(), "when it was measured");
+}
+
 #[test]
 fn a_group_ends_when_all_ask_and_nobody_has_work() {
     let world = ready(2, 64);

@@ -33,18 +33,15 @@ pub(crate) fn choose(state: &GroupState, facts: &[Facts]) -> Shape {
     let wanted = Grants::of(facts, top, false);
     let decoding = facts.iter().any(|f| f.decode_rows > 0);
     let cap = match state.policy.step_ms_max {
-        Some(ms) if decoding => match Cap::within(ms, state, &wanted) {
+        Some(ms) if decoding => match cap(ms, state, &wanted) {
             Ok(cap) => cap,
             Err(record) => return Shape::Record(record),
         },
-        _ => Cap { bucket: top, next: None },
+        _ => top,
     };
-    let (hold, prefill) = hold(state, facts, cap.bucket);
+    let (hold, prefill) = hold(state, facts, cap);
     let held = matches!(prefill, Prefill::Held { .. });
-    if !held && let Some(record) = cap.next {
-        return Shape::Record(record);
-    }
-    let capped = Grants::of(facts, cap.bucket, held);
+    let capped = Grants::of(facts, cap, held);
     let bucket = match bucket(state, &capped, decoding) {
         Ok(bucket) => bucket,
         Err(record) => return Shape::Record(record),
@@ -75,42 +72,34 @@ fn hold(state: &GroupState, facts: &[Facts], cap: Bucket) -> (Hold, Prefill) {
     (hold, prefill)
 }
 
-/// How large a step may be while somebody decodes.
-struct Cap {
-    /// The largest recorded bucket that is predicted to be fast enough, or the one that decode needs.
-    bucket: Bucket,
-    /// A recording that would allow much more.
-    next: Option<Bucket>,
-}
-
-impl Cap {
-    /// `Err`: record this bucket, since somebody's prompts have had no row for too long.
-    fn within(step_ms_max: u32, state: &GroupState, wanted: &Grants) -> Result<Self, Bucket> {
-        let limit_us = step_ms_max.saturating_mul(1000);
-        let decode = wanted.as_slice().iter().map(|g| g.decode_rows).max().unwrap_or(0);
-        let floor = state.recorded_holding(GroupRows::settled(decode));
-        let (mut legal, mut recorded) = (floor, floor);
-        for (bucket, us) in state.pace.predicted(state.lattice.buckets(), state.step) {
-            if us.is_some_and(|us| us <= limit_us) && bucket.rows() > floor.rows() {
-                legal = bucket;
-                recorded = if state.has_recorded(bucket) { bucket } else { recorded };
-            }
+/// How large a step may be while somebody decodes: the largest recorded bucket that is predicted to be
+/// fast enough, or the one that decode needs. `Err`: record this one first, since it would allow much
+/// more, or since somebody's prompts have had no row for too long.
+fn cap(step_ms_max: u32, state: &GroupState, wanted: &Grants) -> Result<Bucket, Bucket> {
+    let limit_us = step_ms_max.saturating_mul(1000);
+    let decode = wanted.as_slice().iter().map(|g| g.decode_rows).max().unwrap_or(0);
+    let floor = state.recorded_holding(GroupRows::settled(decode));
+    let (mut legal, mut recorded) = (floor, floor);
+    for (bucket, us) in state.pace.predicted(state.lattice.buckets(), state.step) {
+        if us.is_some_and(|us| us <= limit_us) && bucket.rows() > floor.rows() {
+            legal = bucket;
+            recorded = if state.has_recorded(bucket) { bucket } else { recorded };
         }
-        let starving = |g: &&Grant| g.prefill_rows > 0 && g.decode_rows as usize >= recorded.rows();
-        let needed = wanted.as_slice().iter().filter(starving).map(|g| g.decode_rows + 1).max();
-        if let Some(rows) = needed.filter(|_| state.starved_steps >= STARVED_STEPS_MAX) {
-            let lifted = state.lattice.holding(GroupRows::settled(rows));
-            match state.has_recorded(lifted) {
-                true => return Ok(Self { bucket: lifted, next: None }),
-                false if spaced(state) => return Err(lifted),
-                false => {}
-            }
-        }
-        // Of what fits, no more than is wanted.
-        let next = state.lattice.holding(wanted.largest().min(GroupRows::settled(legal.rows() as u32)));
-        let pays = next.rows() >= 2 * recorded.rows() && !state.has_recorded(next) && spaced(state);
-        Ok(Self { bucket: recorded, next: pays.then_some(next) })
     }
+    let starving = |g: &&Grant| g.prefill_rows > 0 && g.decode_rows as usize >= recorded.rows();
+    let needed = wanted.as_slice().iter().filter(starving).map(|g| g.decode_rows + 1).max();
+    if let Some(rows) = needed.filter(|_| state.starved_steps >= STARVED_STEPS_MAX) {
+        let lifted = state.lattice.holding(GroupRows::settled(rows));
+        match state.has_recorded(lifted) {
+            true => return Ok(lifted),
+            false if spaced(state) => return Err(lifted),
+            false => {}
+        }
+    }
+    // Of what fits, no more than is wanted.
+    let next = state.lattice.holding(wanted.largest().min(GroupRows::settled(legal.rows() as u32)));
+    let pays = next.rows() >= 2 * recorded.rows() && !state.has_recorded(next) && spaced(state);
+    if pays { Err(next) } else { Ok(recorded) }
 }
 
 /// The bucket for these grants: recorded, and holding them all unless it pays to cut prompts to the

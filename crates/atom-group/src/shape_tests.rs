@@ -92,6 +92,19 @@ fn an_unrecorded_size_is_cut_or_recorded_rather_than_padded() {
     assert_eq!(seen, [512], "the one that is cut to, and not the one that pads");
 }
 
+/// Less than twice as large, which a saving of decode rows would not be worth, but much padding.
+#[test]
+fn a_recording_that_saves_much_padding_is_made_while_somebody_decodes() {
+    for (policy, expected) in [(Policy::default(), Some(288)), (Policy::NONE, None)] {
+        let mut world = World::of(lattice(512, 8, None), 1, false, policy).started();
+        let recorded = (0..200).find_map(|_| match world.step(&[(1, 279)]) {
+            GroupStep::Record(bucket) => Some(bucket.rows()),
+            _ => None,
+        });
+        assert_eq!(recorded, expected);
+    }
+}
+
 #[test]
 fn steps_are_capped_only_while_somebody_decodes() {
     // 2 + 0.1 ms a row: 480 rows are 50 ms.
@@ -124,6 +137,7 @@ fn a_cap_is_approached_from_below_with_few_recordings() {
         }
     }
     assert!((1..=5).contains(&records.len()) && last >= 256, "{records:?}, then {last}");
+    assert!(records[0] >= 16 && records.windows(2).all(|pair| pair[1] >= 2 * pair[0]), "{records:?}");
 }
 
 /// (sglang PR#35017, the other side) Decode fills the bucket that the bound allows: prompts get a row

@@ -11,6 +11,7 @@ pub(crate) struct World {
     /// A second lane's copy, which has seen the same facts and nothing else.
     twin: GroupState,
     last: Option<Bucket>,
+    recorded_at: u64,
     /// µs of a replay: for every one, and for each row of its bucket.
     pub(crate) cost: (u32, u32),
 }
@@ -18,7 +19,7 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn of(lattice: Lattice, lanes: usize, record_all: bool, policy: Policy) -> Self {
         let state = GroupState::new(Arc::new(lattice), lanes, record_all).with_policy(policy);
-        Self { twin: state.clone(), state, last: None, cost: (1000, 0) }
+        Self { twin: state.clone(), state, last: None, recorded_at: 0, cost: (1000, 0) }
     }
 
     pub(crate) fn new(lanes: usize, rows_max: u32, record_all: bool, policy: Policy) -> Self {
@@ -50,10 +51,16 @@ impl World {
     }
 
     pub(crate) fn settle(&mut self, facts: &[Facts]) -> GroupStep {
+        let starts = self.state.next_start_record().is_some();
         let (state, step) = settle(&self.state, facts).unwrap();
         let (twin, its_step) = settle(&self.twin, facts).unwrap();
         assert_eq!((twin.hash(), its_step), (state.hash(), step), "equal facts, equal steps");
         (self.state, self.twin) = (state, twin);
+        if matches!(step, GroupStep::Record(_)) {
+            let since = self.state.step.0 - self.recorded_at;
+            assert!(starts || since >= 50, "a recording {since} steps after the one before");
+            self.recorded_at = self.state.step.0;
+        }
         self.last = match step {
             GroupStep::Step { bucket, .. } => Some(bucket),
             _ => None,
