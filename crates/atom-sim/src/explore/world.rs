@@ -194,7 +194,7 @@ impl Rules<'_> {
     }
 
     /// What the wait that a lane is in waits for.
-    pub(super) fn holds(&self, world: &World, lane: &Lane) -> bool {
+    fn holds(&self, world: &World, lane: &Lane) -> bool {
         match lane.at {
             At::Rest(_) if self.setup.plant == Some(Plant::SkipsWithoutRows) => lane.has_mail(),
             At::Rest(_) => {
