@@ -78,7 +78,8 @@ fn planted_faults_are_found_with_a_way_to_them() {
     let asleep = |broken: &Broken| matches!(broken, Broken::LostWakeUp | Broken::Deadlock);
     let diverged = |broken: &Broken| matches!(broken, Broken::Diverged(_));
     let rule = |broken: &Broken| matches!(broken, Broken::Rule(_));
-    let cases: [(Plant, fn(&Broken) -> bool); 7] = [
+    type Found = fn(&Broken) -> bool;
+    let cases: [(Plant, Found); 7] = [
         (Plant::SkipsWithoutRows, asleep),
         (Plant::NeverRings, asleep),
         (Plant::LooksBeforeCounting, asleep),

@@ -102,7 +102,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         name: "exchange-skipped-at-zero-rows",
         file: "crates/atom-group/src/exchange.rs",
         find: "        let board = &self.facts[machine::board(step.0)];\n",
-        replace: "        if mine.decode_rows + mine.prefill_rows == 0 {\n            all.fill(*mine);\n            return Ok(());\n        }\n        let board = &self.facts[machine::board(step.0)];\n",
+        replace: concat!(
+            "        if mine.decode_rows + mine.prefill_rows == 0 {\n",
+            "            all.fill(*mine);\n",
+            "            return Ok(());\n",
+            "        }\n",
+            "        let board = &self.facts[machine::board(step.0)];\n",
+        ),
         test: group("exchange::tests::work_for_one_parked_lane_wakes_all"),
     },
     Mutant {
@@ -129,8 +135,16 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "looks-before-counting-as-sleeper",
         file: "crates/atom-group/src/machine.rs",
-        find: "            Self::GlanceClosed { left: 0 } => Self::Enlist,\n            Self::GlanceClosed { left } => Self::Glance { left: left - 1 },\n            Self::Enlist => Self::Lock,",
-        replace: "            Self::GlanceClosed { left: 0 } => Self::Lock,\n            Self::GlanceClosed { left } => Self::Glance { left: left - 1 },\n            Self::Enlist => Self::Sleep,",
+        find: concat!(
+            "            Self::GlanceClosed { left: 0 } => Self::Enlist,\n",
+            "            Self::GlanceClosed { left } => Self::Glance { left: left - 1 },\n",
+            "            Self::Enlist => Self::Lock,",
+        ),
+        replace: concat!(
+            "            Self::GlanceClosed { left: 0 } => Self::Lock,\n",
+            "            Self::GlanceClosed { left } => Self::Glance { left: left - 1 },\n",
+            "            Self::Enlist => Self::Sleep,",
+        ),
         test: FINE,
     },
     Mutant {
@@ -176,7 +190,11 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         name: "slot-released-twice",
         file: "crates/atom-engine/src/scheduler.rs",
         find: "        self.free_slots.push(running.slot);\n        self.waiting.push_front(running.sequence);",
-        replace: "        self.free_slots.push(running.slot);\n        self.free_slots.push(running.slot);\n        self.waiting.push_front(running.sequence);",
+        replace: concat!(
+            "        self.free_slots.push(running.slot);\n",
+            "        self.free_slots.push(running.slot);\n",
+            "        self.waiting.push_front(running.sequence);",
+        ),
         test: Test {
             package: "atom-sim",
             target: "preemption",
@@ -198,14 +216,24 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         name: "own-bucket-from-own-rows",
         file: "crates/atom-rank/src/lane.rs",
         find: "        let (state, step) = settle(&self.state, &self.facts)?;\n",
-        replace: "        let me = self.lane_in_group;\n        for (_, facts) in self.facts.iter_mut().enumerate().filter(|(lane, _)| *lane != me) {\n            (facts.decode_rows, facts.prefill_rows) = (0, 0);\n        }\n        let (state, step) = settle(&self.state, &self.facts)?;\n",
+        replace: concat!(
+            "        let me = self.lane_in_group;\n",
+            "        for (_, facts) in self.facts.iter_mut().enumerate().filter(|(lane, _)| *lane != me) {\n",
+            "            (facts.decode_rows, facts.prefill_rows) = (0, 0);\n",
+            "        }\n",
+            "        let (state, step) = settle(&self.state, &self.facts)?;\n",
+        ),
         test: Test { package: "atom-rank", target: "faults", name: "an_idle_group_parks_and_wakes_together" },
     },
     Mutant {
         name: "early-return-around-a-collective",
         file: "crates/atom-rank/src/lane.rs",
         find: "        let (signature, results) = self.device.replay(bucket, &post.plan, &post.group_rows, patience)?;\n",
-        replace: "        let Ok((signature, results)) = self.device.replay(bucket, &post.plan, &post.group_rows, patience) else {\n            return Ok(());\n        };\n",
+        replace: concat!(
+            "        let Ok((signature, results)) = self.device.replay(bucket, &post.plan, &post.group_rows, patience) else {\n",
+            "            return Ok(());\n",
+            "        };\n",
+        ),
         test: Test {
             package: "atom-rank",
             target: "faults",

@@ -18,7 +18,7 @@ pub(super) struct World {
 /// What is no lane's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Shared {
-    exit: bool,
+    pub(super) exit: bool,
     pub(super) paused: bool,
     pub(super) closed: bool,
     /// What the last outsider that wrote something still has to do.
