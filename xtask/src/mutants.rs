@@ -13,11 +13,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Runs the mutants whose names contain `wanted`; with `list` only prints them.
+/// Runs the mutants whose names contain `wanted`, or whose tests are in the package of that name; with `list`
+/// only prints them.
 pub(crate) fn run(root: &Path, wanted: &str, list: bool) -> Result<()> {
-    let chosen: Vec<&Mutant> = MUTANTS.iter().filter(|m| m.name.contains(wanted)).collect();
+    let chosen: Vec<&Mutant> =
+        MUTANTS.iter().filter(|m| m.name.contains(wanted) || m.test.package == wanted).collect();
     if chosen.is_empty() {
-        bail!("no mutant has {wanted:?} in its name; --list names them");
+        bail!("no mutant has {wanted:?} in its name or tests in such a package; --list names them");
     }
     if list {
         chosen.iter().for_each(|mutant| println!("{}", line(mutant)));

@@ -23,6 +23,7 @@
 
 mod group;
 mod lane;
+mod moves;
 mod search;
 mod setups;
 mod world;
