@@ -1,31 +1,50 @@
-//! Checks of the tree that the compiler doesn't make: `cargo xtask tidy`, also run as a test.
+//! Checks of the tree that the compiler doesn't make: `cargo xtask tidy`, also run as a test; `mutants`, which
+//! tests the tests; and `explore`, which looks further than they have time for.
 
 #![forbid(unsafe_code)]
 
 mod direction;
+mod mutants;
 mod tidy;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 fn main() -> ExitCode {
-    match std::env::args().nth(1).as_deref() {
-        Some("tidy") => match check() {
-            Ok(files) => {
-                println!("{files} files are tidy, dependencies point down");
-                ExitCode::SUCCESS
-            }
-            Err(error) => {
-                eprintln!("{error:#}");
-                ExitCode::FAILURE
-            }
-        },
-        _ => {
-            eprintln!("usage: cargo xtask tidy");
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let outcome = match args.as_slice() {
+        ["tidy"] => check().map(|files| println!("{files} files are tidy, dependencies point down")),
+        ["mutants"] => mutants::run(&root(), "", false),
+        ["mutants", "--list"] => mutants::run(&root(), "", true),
+        ["mutants", name] if !name.starts_with('-') => mutants::run(&root(), name, false),
+        ["explore", rest @ ..] => explore(rest),
+        _ => Err(anyhow!(
+            "usage: cargo xtask tidy | mutants [NAME | PACKAGE | --list] | explore [--lanes 1..4] [--deep]"
+        )),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// Builds the explorer of `atom-sim` for speed and runs it.
+fn explore(args: &[&str]) -> Result<()> {
+    let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .current_dir(root())
+        .args(["run", "--quiet", "--release", "--package", "atom-sim", "--example", "explore", "--"])
+        .args(args)
+        .status()
+        .context("starting cargo")?;
+    if !status.success() {
+        bail!("the exploration ended with {status}");
+    }
+    Ok(())
 }
 
 fn check() -> Result<usize> {

@@ -1,6 +1,7 @@
 //! The one exchange of a step, between lanes of one host, and parking in it.
 
 use crate::facts::Facts;
+use crate::machine::{self, BOARDS, Visit};
 use crate::meeting::{Meeting, WaitError};
 use crate::sync::{AtomicU64, Ordering};
 use atom_base::StepNo;
@@ -10,11 +11,11 @@ use thiserror::Error;
 
 /// All lanes of a group bring their [`Facts`] and leave with everybody's.
 ///
-/// Two buffers take turns by step parity: a lane can write its facts of step N+2 only after everybody
-/// came to N+1, and so after everybody read N.
+/// What happens in which order is said by [`Visit`]; two boards of facts take turns, see
+/// [`machine::board`].
 pub struct Exchange {
     meeting: Meeting,
-    facts: [Box<[Words]>; 2],
+    facts: [Box<[Words]>; BOARDS],
     doing: Box<[AtomicU64]>,
 }
 
@@ -94,27 +95,44 @@ impl Exchange {
         assert_eq!(all.len(), self.meeting.seats(), "room for every lane's facts");
         assert_eq!(self.meeting.number(lane) + 1, step.0, "lane {lane} skips a step");
         self.note(lane, step, Activity::Exchanging);
-        let board = &self.facts[(step.0 % 2) as usize];
-        for (cell, word) in board[lane].iter().zip(mine.to_words()) {
-            cell.store(word, Ordering::Relaxed);
+        let board = &self.facts[machine::board(step.0)];
+        let mut visit = Visit::Write;
+        loop {
+            let outcome = match visit {
+                Visit::Write => {
+                    for (cell, word) in board[lane].iter().zip(mine.to_words()) {
+                        cell.store(word, Ordering::Relaxed);
+                    }
+                    Ok(())
+                }
+                Visit::Arrive => {
+                    self.meeting.raise(lane, step.0);
+                    Ok(())
+                }
+                Visit::Ring => {
+                    self.meeting.ring();
+                    Ok(())
+                }
+                Visit::Wait => self.meeting.wait_all(step.0, patience),
+                Visit::LookClosed if self.meeting.is_closed() => Err(WaitError::Closed),
+                Visit::LookClosed => Ok(()),
+                Visit::Read => {
+                    for (facts, words) in all.iter_mut().zip(board) {
+                        *facts = Facts::from_words(std::array::from_fn(|i| words[i].load(Ordering::Relaxed)));
+                    }
+                    Ok(())
+                }
+                Visit::Over(end) => return end.map_err(|e| self.explain(step, e)),
+            };
+            visit = visit.after(outcome);
         }
-        self.meeting.arrive(lane, step.0);
-        self.meeting.wait_all(step.0, patience).map_err(|e| self.explain(step, e))?;
-        // A wait that is over at once, as a lone lane's always is, does not look.
-        if self.meeting.is_closed() {
-            return Err(ExchangeError::Closed);
-        }
-        for (facts, words) in all.iter_mut().zip(board) {
-            *facts = Facts::from_words(std::array::from_fn(|i| words[i].load(Ordering::Relaxed)));
-        }
-        Ok(())
     }
 
     /// Brings the facts of a lane on another host. As that lane would, were it here: it comes to a step
     /// only after it has seen everybody at the one before.
     pub fn deliver(&self, lane: usize, facts: &Facts) {
         self.note(lane, facts.step, Activity::Exchanging);
-        let board = &self.facts[(facts.step.0 % 2) as usize];
+        let board = &self.facts[machine::board(facts.step.0)];
         for (cell, word) in board[lane].iter().zip(facts.to_words()) {
             cell.store(word, Ordering::Relaxed);
         }
@@ -125,7 +143,7 @@ impl Exchange {
     /// has brought its facts for it.
     pub fn park(&self, lane: usize, next: StepNo, wake: impl Fn() -> bool) -> Result<(), ExchangeError> {
         self.note(lane, next, Activity::Parked);
-        let peer_came = || (0..self.meeting.seats()).any(|seat| self.meeting.number(seat) >= next.0);
+        let peer_came = || machine::somebody_came(self.meeting.numbers(), next.0);
         let parked = self.meeting.wait_until(|| wake() || peer_came(), None);
         self.note(lane, next, Activity::Exchanging);
         parked.map_err(|e| self.explain(next, e))

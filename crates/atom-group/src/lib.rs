@@ -28,7 +28,8 @@
 //! * [`Facts`], [`GroupState`], [`settle`]: the decision, pure;
 //! * [`Policy`]: what may be held back, cut or capped, and [`StepNote`]: what was;
 //! * [`Epochs`]: what becomes of a group that lost a rank;
-//! * [`Meeting`], [`Exchange`]: how threads of one host wait for each other, with a deadline, and park.
+//! * [`Meeting`], [`Exchange`]: how threads of one host wait for each other, with a deadline, and park;
+//! * [`machine`]: in which order they do it, for them and for whoever explores all orders.
 //!
 //! This crate knows nothing of models, devices, requests or pages.
 
@@ -39,6 +40,7 @@ mod exchange;
 mod facts;
 mod hold;
 mod lattice;
+pub mod machine;
 mod meeting;
 mod pace;
 mod policy;

@@ -1,15 +1,15 @@
 //! Where threads of one host meet: each has a seat with a number that only grows; anyone can wait
 //! until all seats reached a number, with a deadline. Waiters spin shortly, then sleep.
 
+use crate::machine::{self, Bell, Wait};
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, spin_loop};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// One number per participant, and a bell for those who sleep.
 ///
-/// The bell can't be missed: a sleeper first counts itself, then looks at the seats under the lock; a
-/// writer first writes its seat, then looks at the count. Both orders are sequentially consistent, so
-/// at least one of them sees the other.
+/// The bell can't be missed: see [`Wait`] and [`Bell`], which say in which order threads do what is done
+/// here.
 pub struct Meeting {
     seats: Box<[Seat]>,
     closed: AtomicBool,
@@ -24,7 +24,7 @@ pub struct Meeting {
 struct Seat(AtomicU64);
 
 /// Why a wait ended without what it waited for.
-#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq, Hash)]
 pub enum WaitError {
     /// The deadline passed.
     #[error("waited {0:?} and not everybody came")]
@@ -58,17 +58,35 @@ impl Meeting {
         self.seats[seat].0.load(Ordering::SeqCst)
     }
 
-    /// Raises a seat's number. Everything written before is visible to whoever sees the number.
+    /// Raises a seat's number and wakes all sleepers. Everything written before is visible to whoever
+    /// sees the number.
     pub fn arrive(&self, seat: usize, number: u64) {
-        self.seats[seat].0.store(number, Ordering::SeqCst);
+        self.raise(seat, number);
         self.ring();
+    }
+
+    /// The first half of [`arrive`](Self::arrive): a [`ring`](Self::ring) must follow.
+    pub(crate) fn raise(&self, seat: usize, number: u64) {
+        self.seats[seat].0.store(number, Ordering::SeqCst);
     }
 
     /// Wakes all sleepers to look again.
     pub fn ring(&self) {
-        if self.sleepers.load(Ordering::SeqCst) > 0 {
-            drop(self.lock.lock().expect("nobody panics under this lock"));
-            self.bell.notify_all();
+        let mut bell = Bell::AnySleepers;
+        while bell != Bell::Over {
+            let outcome = match bell {
+                Bell::AnySleepers => self.sleepers.load(Ordering::SeqCst) > 0,
+                Bell::PassLock => {
+                    drop(self.lock.lock().expect("nobody panics under this lock"));
+                    true
+                }
+                Bell::Notify => {
+                    self.bell.notify_all();
+                    true
+                }
+                Bell::Over => true,
+            };
+            bell = bell.after(outcome);
         }
     }
 
@@ -85,45 +103,77 @@ impl Meeting {
 
     /// Waits until every seat has reached `number`.
     pub fn wait_all(&self, number: u64, patience: Duration) -> Result<(), WaitError> {
-        self.wait_until(|| self.seats.iter().all(|s| s.0.load(Ordering::SeqCst) >= number), Some(patience))
+        self.wait_until(|| machine::everybody_came(self.numbers(), number), Some(patience))
     }
 
     /// Waits until `ready`, which must turn true only before an [`arrive`](Self::arrive) or a
     /// [`ring`](Self::ring). `patience: None` is for parked threads, whose wait is not part of a step.
     pub fn wait_until(&self, ready: impl Fn() -> bool, patience: Option<Duration>) -> Result<(), WaitError> {
-        for _ in 0..=self.spins {
-            if ready() {
-                return Ok(());
-            }
-            if self.is_closed() {
-                return Err(WaitError::Closed);
-            }
-            spin_loop();
+        let mut wait = Wait::new(self.spins);
+        while let Wait::Glance { .. } | Wait::GlanceClosed { .. } = wait {
+            let outcome = match wait {
+                Wait::Glance { .. } => ready(),
+                _ => {
+                    spin_loop();
+                    self.is_closed()
+                }
+            };
+            wait = wait.after(outcome, || unreachable!("looking has no deadline"));
         }
-        self.sleep_until(&ready, patience)
+        match wait {
+            Wait::Over(end) => end,
+            asleep => self.sleep_until(asleep, &ready, patience),
+        }
     }
 
-    fn sleep_until(&self, ready: &impl Fn() -> bool, patience: Option<Duration>) -> Result<(), WaitError> {
+    /// The numbers of all seats.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = u64> {
+        self.seats.iter().map(|seat| seat.0.load(Ordering::SeqCst))
+    }
+
+    fn sleep_until(
+        &self,
+        mut wait: Wait,
+        ready: &impl Fn() -> bool,
+        patience: Option<Duration>,
+    ) -> Result<(), WaitError> {
         let start = Instant::now();
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
-        let mut guard = self.lock.lock().expect("nobody panics under this lock");
-        let outcome = loop {
-            if ready() {
-                break Ok(());
-            }
-            if self.is_closed() {
-                break Err(WaitError::Closed);
-            }
-            guard = match patience.map(|p| p.checked_sub(start.elapsed())) {
-                None => self.bell.wait(guard).expect("nobody panics under this lock"),
-                Some(Some(left)) => {
-                    self.bell.wait_timeout(guard, left).expect("nobody panics under this lock").0
+        let mut guard = None;
+        loop {
+            let outcome = match wait {
+                Wait::Glance { .. } | Wait::Look => ready(),
+                Wait::GlanceClosed { .. } | Wait::LookClosed => self.is_closed(),
+                Wait::Enlist => {
+                    self.sleepers.fetch_add(1, Ordering::SeqCst);
+                    true
                 }
-                Some(None) => break Err(WaitError::TimedOut(start.elapsed())),
+                Wait::Lock => {
+                    guard = Some(self.lock.lock().expect("nobody panics under this lock"));
+                    true
+                }
+                Wait::Sleep => {
+                    let held = guard.take().expect("a sleeper holds the lock");
+                    let left = patience.map(|patience| patience.checked_sub(start.elapsed()));
+                    guard = Some(match left {
+                        None => self.bell.wait(held).expect("nobody panics under this lock"),
+                        Some(Some(left)) => {
+                            self.bell.wait_timeout(held, left).expect("nobody panics under this lock").0
+                        }
+                        Some(None) => held,
+                    });
+                    left == Some(None)
+                }
+                Wait::Unlock(_) => {
+                    drop(guard.take());
+                    true
+                }
+                Wait::Retire(_) => {
+                    self.sleepers.fetch_sub(1, Ordering::SeqCst);
+                    true
+                }
+                Wait::Over(end) => return end,
             };
-        };
-        drop(guard);
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
-        outcome
+            wait = wait.after(outcome, || WaitError::TimedOut(start.elapsed()));
+        }
     }
 }

@@ -14,7 +14,8 @@
 //! * [`Member`]: a lane with its copy of the group's state;
 //! * [`World`]: members in lock step, disturbed by a script drawn from the seed: uneven load, aborts,
 //!   preemptions, late lanes, lane faults, and the calamities that end a group;
-//! * [`run_seeds`]: many worlds and one [`Report`]. A failing seed says how to repeat it.
+//! * [`run_seeds`]: many worlds and one [`Report`]. A failing seed says how to repeat it;
+//! * [`explore`]: small groups in every order of events that there is.
 //!
 //! ```
 //! use atom_sim::{WorldArgs, WorldOptions, run_seeds};
@@ -31,6 +32,7 @@
 mod broken;
 mod device;
 mod dice;
+pub mod explore;
 mod lane;
 mod ledger;
 mod member;
