@@ -3,6 +3,10 @@
 /// Ranks in one mesh. Rank threads of one host; beyond this the exchange's linear scan would show.
 pub const RANKS_MAX: usize = 64;
 
+/// Lanes of one group. Every lane reads everybody's 48 bytes in a step: at this many that is 48 KiB, which a
+/// core's nearest caches hold.
+pub const LANES_MAX: usize = 1024;
+
 /// Bytes of one HTTP request body. 32 MiB holds a prompt of several million tokens as JSON ids.
 pub const BODY_BYTES_MAX: usize = 32 << 20;
 

@@ -1,7 +1,7 @@
 //! How long prompts wait for other lanes', by example and by bound.
 
 use super::*;
-use crate::testing::{World, check};
+use crate::testing::{World, check, granted};
 use crate::{GroupStep, Policy, StepNote};
 use proptest::prelude::*;
 
@@ -19,17 +19,16 @@ fn waits(world: &mut World, wants: &[(u32, u32)], tell: impl Fn(&mut [Facts])) -
         let mut facts = world.facts(wants);
         tell(&mut facts);
         let GroupStep::Step { bucket, grants, note } = world.settle(&facts) else { panic!() };
-        check(wants, bucket, grants.as_slice());
+        let grants = granted(&grants, wants);
+        check(wants, bucket, &grants);
         match note.prefill {
             Prefill::Held { .. } => {
-                assert!(grants.as_slice().iter().all(|g| g.prefill_rows == 0));
+                assert!(grants.iter().all(|g| g.prefill_rows == 0));
                 let decode = wants.iter().map(|w| w.0).max().unwrap() as usize;
                 assert!(bucket.rows() < decode + 4, "decode stays in its bucket: {bucket:?}");
             }
             Prefill::Released { steps, why } => {
-                assert!(
-                    grants.as_slice().iter().zip(wants).all(|(g, w)| g.prefill_rows == w.1.min(512 - w.0))
-                );
+                assert!(grants.iter().zip(wants).all(|(g, w)| g.prefill_rows == w.1.min(512 - w.0)));
                 return (steps, why);
             }
             Prefill::Free => panic!("{note:?}"),
@@ -133,7 +132,7 @@ fn b_29_a_skew_of_one_chunk_is_gone_within_three_steps() {
             f.flags = if (1..4).contains(&left) { FactsFlags::PARTIAL } else { FactsFlags::default() };
         }
         let GroupStep::Step { grants, .. } = world.settle(&facts) else { panic!() };
-        let ran: Vec<_> = grants.as_slice().iter().map(|g| g.prefill_rows > 0).collect();
+        let ran: Vec<_> = grants.each(&facts).map(|g| g.prefill_rows > 0).collect();
         if ran[0] != ran[1] {
             last_apart = step;
         }
@@ -219,12 +218,13 @@ proptest! {
                 f.flags = if lane.4 { FactsFlags::PARTIAL } else { FactsFlags::default() };
             }
             let GroupStep::Step { bucket, grants, note } = world.settle(&facts) else { continue };
-            check(&wants, bucket, grants.as_slice());
+            let grants = granted(&grants, &wants);
+            check(&wants, bucket, &grants);
             let is_held = matches!(note.prefill, Prefill::Held { .. });
             held = if is_held { held + 1 } else { 0 };
             prop_assert!(held <= HOLD_STEPS_MAX);
             prop_assert!(!is_held || wants.iter().any(|w| w.0 > 0));
-            prop_assert!(is_held || wants.iter().zip(grants.as_slice()).all(|(w, g)| w.1 == 0 || g.prefill_rows > 0));
+            prop_assert!(is_held || wants.iter().zip(&grants).all(|(w, g)| w.1 == 0 || g.prefill_rows > 0));
         }
     }
 }

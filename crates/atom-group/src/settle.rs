@@ -6,10 +6,8 @@ use crate::hold::Prefill;
 use crate::lattice::{Bucket, GroupRows};
 use crate::shape::{self, Shape};
 use crate::state::{Divergence, GroupState, Last};
-use atom_base::limits::RANKS_MAX;
 
 /// What the group does in a step. Equal on all lanes.
-#[expect(clippy::large_enum_variant, reason = "grants are inline so that a step allocates nothing")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GroupStep {
     /// Nobody has work, or every lane is paused: sleep in the next exchange until somebody wakes.
@@ -22,7 +20,7 @@ pub enum GroupStep {
     Step {
         /// The shape of everything in this step.
         bucket: Bucket,
-        /// Rows of each lane.
+        /// What each lane may run of what it wants.
         grants: Grants,
         /// What policy did to it: for counting, nothing follows from it.
         note: StepNote,
@@ -50,11 +48,16 @@ pub struct Grant {
     pub prefill_rows: u32,
 }
 
-/// The grants of all lanes, inline: a step allocates nothing.
+/// The grants of all lanes, as the rule that makes a lane's grant of its facts. Whoever has everybody's
+/// facts has everybody's grants: nothing is kept for each lane, however many there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grants {
-    len: usize,
-    lanes: [Grant; RANKS_MAX],
+    /// Rows of a lane at the most, before prompts are cut to an edge.
+    cap_rows: u32,
+    /// No prompts.
+    held: bool,
+    /// Rows of a lane at the most: those of the bucket.
+    bucket_rows: u32,
 }
 
 /// Why lanes got fewer prompt rows than they wanted. Equal on all lanes.
@@ -71,37 +74,37 @@ pub struct StepNote {
 impl Grants {
     /// Everybody's rows, up to those of `cap`; no prompts if they are held. Decode rows come first and
     /// are cut by nothing but the largest bucket, which holds them all.
-    pub(crate) fn of(facts: &[Facts], cap: Bucket, held: bool) -> Self {
-        let mut lanes = [Grant::default(); RANKS_MAX];
-        let cap = cap.rows() as u32;
-        for (grant, f) in lanes.iter_mut().zip(facts) {
-            grant.decode_rows = f.decode_rows.min(cap);
-            grant.prefill_rows = if held { 0 } else { f.prefill_rows.min(cap - grant.decode_rows) };
-        }
-        Self { len: facts.len(), lanes }
+    pub(crate) fn new(cap: Bucket, held: bool) -> Self {
+        let rows = cap.rows() as u32;
+        Self { cap_rows: rows, held, bucket_rows: rows }
     }
 
     /// The same with less for prompts, so that `bucket` holds all lanes.
-    pub(crate) fn within(mut self, bucket: Bucket) -> Self {
-        for grant in &mut self.lanes[..self.len] {
-            let room = (bucket.rows() as u32).checked_sub(grant.decode_rows);
-            let room = room.expect("no bucket is chosen that does not hold all decode rows");
-            grant.prefill_rows = grant.prefill_rows.min(room);
-        }
-        self
+    pub(crate) fn within(self, bucket: Bucket) -> Self {
+        Self { bucket_rows: bucket.rows() as u32, ..self }
     }
 
-    pub(crate) fn largest(&self) -> GroupRows {
-        GroupRows::settled(self.as_slice().iter().map(|g| g.rows()).max().unwrap_or(0))
-    }
-
-    pub(crate) fn prefill_rows(&self) -> u32 {
-        self.as_slice().iter().fold(0, |sum, g| sum.saturating_add(g.prefill_rows))
+    /// What the lane that said this may run.
+    pub fn of(&self, facts: &Facts) -> Grant {
+        let decode_rows = facts.decode_rows.min(self.cap_rows);
+        let room = self.bucket_rows.checked_sub(decode_rows);
+        let room = room.expect("no bucket is chosen that does not hold all decode rows");
+        let prefill_rows = facts.prefill_rows.min(self.cap_rows - decode_rows).min(room);
+        Grant { decode_rows, prefill_rows: if self.held { 0 } else { prefill_rows } }
     }
 
     /// One grant a lane, in group order.
-    pub fn as_slice(&self) -> &[Grant] {
-        &self.lanes[..self.len]
+    pub fn each<'a>(&self, facts: &'a [Facts]) -> impl Iterator<Item = Grant> + Clone + 'a {
+        let grants = *self;
+        facts.iter().map(move |f| grants.of(f))
+    }
+
+    pub(crate) fn largest(&self, facts: &[Facts]) -> GroupRows {
+        GroupRows::settled(self.each(facts).map(Grant::rows).max().unwrap_or(0))
+    }
+
+    pub(crate) fn prefill_rows(&self, facts: &[Facts]) -> u32 {
+        self.each(facts).fold(0, |sum, g| sum.saturating_add(g.prefill_rows))
     }
 }
 
@@ -129,7 +132,7 @@ pub fn settle(state: &GroupState, facts: &[Facts]) -> Result<(GroupState, GroupS
             next.steps_since_record = 0;
             Last::Recorded(bucket)
         }
-        GroupStep::Step { bucket, ref grants, .. } => Last::Replayed(bucket, grants.largest().count()),
+        GroupStep::Step { bucket, grants, .. } => Last::Replayed(bucket, grants.largest(facts).count()),
     };
     Ok((next, step))
 }

@@ -1,9 +1,9 @@
 //! What the group decides, by example and by property. Without policy: the bucket, recordings, ends.
 
 use super::*;
-use crate::testing::{SIGNATURE, World, check, lattice};
+use crate::testing::{SIGNATURE, World, check, granted, lattice};
 use crate::{Alignment, GroupState, Lattice, LatticeArgs, Patience, Policy};
-use atom_base::StepNo;
+use atom_base::{StepNo, limits::LANES_MAX};
 use proptest::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
@@ -282,8 +282,9 @@ proptest! {
         let mut world = ready(wants.len(), 512);
         match world.step(&wants) {
             GroupStep::Step { bucket, grants, .. } => {
-                check(&wants, bucket, grants.as_slice());
-                for (grant, want) in grants.as_slice().iter().zip(&wants) {
+                let grants = granted(&grants, &wants);
+                check(&wants, bucket, &grants);
+                for (grant, want) in grants.iter().zip(&wants) {
                     prop_assert_eq!(grant.prefill_rows, want.1.min(512 - want.0));
                 }
             }
@@ -322,10 +323,29 @@ proptest! {
                 let mut world = World::of(lattice, wants.len(), true, Policy::default()).started();
                 if let GroupStep::Step { bucket, grants, .. } = world.step(&wants) {
                     prop_assert!(bucket.rows() <= workspace as usize);
-                    prop_assert!(grants.as_slice().iter().all(|g| g.rows() as usize <= bucket.rows()));
+                    prop_assert!(granted(&grants, &wants).iter().all(|g| g.rows() as usize <= bucket.rows()));
                 }
             }
             Err(error) => prop_assert!(rows_max.next_multiple_of(multiple_of) > workspace, "{}", error),
         }
     }
+}
+
+/// Nothing is kept for each lane, so the largest group is as exact as a small one.
+#[test]
+fn a_group_of_1024_lanes_grants_each_its_own() {
+    let mut world = ready(LANES_MAX, 512);
+    let wants: Vec<_> = (0..LANES_MAX as u32).map(|l| (l % 30, if l % 3 == 0 { 7 * l } else { 0 })).collect();
+    let (bucket, grants, _) = world.replayed(&wants);
+    check(&wants, bucket, &grants);
+    assert_eq!(bucket.rows(), 512);
+    for (lane, (grant, want)) in grants.iter().zip(&wants).enumerate() {
+        assert_eq!(grant.prefill_rows, want.1.min(512 - want.0), "lane {lane}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "1025 lanes; a group has at most 1024")]
+fn more_lanes_than_facts_are_scanned_for_are_refused() {
+    World::new(LANES_MAX + 1, 64, false, Policy::NONE);
 }

@@ -12,7 +12,6 @@ use crate::settle::{Grant, Grants, StepNote};
 use crate::state::GroupState;
 
 /// What [`choose`] found.
-#[expect(clippy::large_enum_variant, reason = "lives for a moment, and a step allocates nothing")]
 pub(crate) enum Shape {
     /// Make this recording first.
     Record(Bucket),
@@ -30,10 +29,10 @@ pub(crate) enum Shape {
 /// Shapes a step of lanes of which at least one has rows.
 pub(crate) fn choose(state: &GroupState, facts: &[Facts]) -> Shape {
     let top = state.top();
-    let wanted = Grants::of(facts, top, false);
+    let wanted = Grants::new(top, false);
     let decoding = facts.iter().any(|f| f.decode_rows > 0);
     let cap = match state.policy.step_ms_max {
-        Some(ms) if decoding => match cap(ms, state, &wanted) {
+        Some(ms) if decoding => match cap(ms, state, facts, wanted) {
             Ok(cap) => cap,
             Err(record) => return Shape::Record(record),
         },
@@ -41,19 +40,19 @@ pub(crate) fn choose(state: &GroupState, facts: &[Facts]) -> Shape {
     };
     let (hold, prefill) = hold(state, facts, cap);
     let held = matches!(prefill, Prefill::Held { .. });
-    let capped = Grants::of(facts, cap, held);
-    let bucket = match bucket(state, &capped, decoding) {
+    let capped = Grants::new(cap, held);
+    let bucket = match bucket(state, facts, capped, decoding) {
         Ok(bucket) => bucket,
         Err(record) => return Shape::Record(record),
     };
     let grants = capped.within(bucket);
     let note = StepNote {
         prefill,
-        time_cut_rows: if held { 0 } else { wanted.prefill_rows() - capped.prefill_rows() },
-        edge_cut_rows: capped.prefill_rows() - grants.prefill_rows(),
+        time_cut_rows: if held { 0 } else { wanted.prefill_rows(facts) - capped.prefill_rows(facts) },
+        edge_cut_rows: capped.prefill_rows(facts) - grants.prefill_rows(facts),
     };
-    let starved = |(f, g): (&Facts, &Grant)| f.prefill_rows > 0 && g.prefill_rows == 0;
-    let is_starved = !held && facts.iter().zip(grants.as_slice()).any(starved);
+    let starved = |f: &Facts| f.prefill_rows > 0 && grants.of(f).prefill_rows == 0;
+    let is_starved = !held && facts.iter().any(starved);
     let starved_steps = if is_starved { state.starved_steps.saturating_add(1) } else { 0 };
     Shape::Step { bucket, grants, note, hold, starved_steps }
 }
@@ -75,9 +74,9 @@ fn hold(state: &GroupState, facts: &[Facts], cap: Bucket) -> (Hold, Prefill) {
 /// How large a step may be while somebody decodes: the largest recorded bucket that is predicted to be
 /// fast enough, or the one that decode needs. `Err`: record this one first, since it would allow much
 /// more, or since somebody's prompts have had no row for too long.
-fn cap(step_ms_max: u32, state: &GroupState, wanted: &Grants) -> Result<Bucket, Bucket> {
+fn cap(step_ms_max: u32, state: &GroupState, facts: &[Facts], wanted: Grants) -> Result<Bucket, Bucket> {
     let limit_us = step_ms_max.saturating_mul(1000);
-    let decode = wanted.as_slice().iter().map(|g| g.decode_rows).max().unwrap_or(0);
+    let decode = wanted.each(facts).map(|g| g.decode_rows).max().unwrap_or(0);
     let floor = state.recorded_holding(GroupRows::settled(decode));
     let (mut legal, mut recorded) = (floor, floor);
     for (bucket, us) in state.pace.predicted(state.lattice.buckets(), state.step) {
@@ -86,8 +85,8 @@ fn cap(step_ms_max: u32, state: &GroupState, wanted: &Grants) -> Result<Bucket, 
             recorded = if state.has_recorded(bucket) { bucket } else { recorded };
         }
     }
-    let starving = |g: &&Grant| g.prefill_rows > 0 && g.decode_rows as usize >= recorded.rows();
-    let needed = wanted.as_slice().iter().filter(starving).map(|g| g.decode_rows + 1).max();
+    let starving = |g: &Grant| g.prefill_rows > 0 && g.decode_rows as usize >= recorded.rows();
+    let needed = wanted.each(facts).filter(starving).map(|g| g.decode_rows + 1).max();
     if let Some(rows) = needed.filter(|_| state.starved_steps >= STARVED_STEPS_MAX) {
         let lifted = state.lattice.holding(GroupRows::settled(rows));
         match state.has_recorded(lifted) {
@@ -97,20 +96,20 @@ fn cap(step_ms_max: u32, state: &GroupState, wanted: &Grants) -> Result<Bucket, 
         }
     }
     // Of what fits, no more than is wanted.
-    let next = state.lattice.holding(wanted.largest().min(GroupRows::settled(legal.rows() as u32)));
+    let next = state.lattice.holding(wanted.largest(facts).min(GroupRows::settled(legal.rows() as u32)));
     let pays = next.rows() >= 2 * recorded.rows() && !state.has_recorded(next) && spaced(state);
     if pays { Err(next) } else { Ok(recorded) }
 }
 
 /// The bucket for these grants: recorded, and holding them all unless it pays to cut prompts to the
 /// edge below. `Err`: record this one first.
-fn bucket(state: &GroupState, grants: &Grants, decoding: bool) -> Result<Bucket, Bucket> {
-    let rows = grants.largest();
+fn bucket(state: &GroupState, facts: &[Facts], grants: Grants, decoding: bool) -> Result<Bucket, Bucket> {
+    let rows = grants.largest(facts);
     let legal = |rows| state.lattice.holding(rows);
     let recorded = |rows| state.recorded_holding(rows);
     let (wanted, above) = (legal(rows), recorded(rows));
     let below = || state.lattice.at_most(rows.count() as usize);
-    let edge = below().filter(|edge| pays(state, grants, *edge, wanted, legal));
+    let edge = below().filter(|edge| pays(state, facts, grants, *edge, wanted, legal));
     let best = edge.unwrap_or(wanted);
     if state.has_recorded(best) {
         return Ok(best);
@@ -123,7 +122,7 @@ fn bucket(state: &GroupState, grants: &Grants, decoding: bool) -> Result<Bucket,
     }
     let buckets = state.lattice.buckets();
     let below = buckets[..wanted.index()].iter().rev().copied().find(|b| state.has_recorded(*b));
-    Ok(below.filter(|edge| pays(state, grants, *edge, above, recorded)).unwrap_or(above))
+    Ok(below.filter(|edge| pays(state, facts, grants, *edge, above, recorded)).unwrap_or(above))
 }
 
 /// True if prompts should be cut to `edge` rather than padded to `above`: the padding is above its
@@ -131,29 +130,29 @@ fn bucket(state: &GroupState, grants: &Grants, decoding: bool) -> Result<Bucket,
 /// its rows and what it costs beside them. `holding` finds buckets as `above` was found.
 fn pays(
     state: &GroupState,
-    grants: &Grants,
+    facts: &[Facts],
+    grants: Grants,
     edge: Bucket,
     above: Bucket,
     holding: impl Fn(GroupRows) -> Bucket,
 ) -> bool {
-    let rows = grants.largest();
+    let rows = grants.largest(facts);
     if edge.rows() >= rows.count() as usize || !is_wasteful(state, rows, above) {
         return false;
     }
     let edge_rows = edge.rows() as u32;
-    let grants = grants.as_slice();
-    let fits = |g: &Grant| g.decode_rows + u32::from(g.prefill_rows > 0) <= edge_rows;
-    if !grants.iter().all(fits) {
+    let fits = |g: Grant| g.decode_rows + u32::from(g.prefill_rows > 0) <= edge_rows;
+    if !grants.each(facts).all(fits) {
         return false;
     }
     // The lane that needs most steps needs `chunks` of the edge, and one for what is left.
-    let lane = |g: &Grant| {
+    let lane = |g: Grant| {
         let chunk = edge_rows - g.decode_rows;
         let (chunks, rest) = (g.prefill_rows / chunk, g.prefill_rows % chunk);
         let last = if rest == 0 { 0 } else { cost(holding(GroupRows::settled(rest + g.decode_rows))) };
         u64::from(chunks) * cost(edge) + last
     };
-    let cut = grants.iter().filter(|g| g.rows() > edge_rows).map(lane).max();
+    let cut = grants.each(facts).filter(|g| g.rows() > edge_rows).map(lane).max();
     cut.is_some_and(|cut| cut < cost(above))
 }
 

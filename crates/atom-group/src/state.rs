@@ -5,7 +5,7 @@ use crate::hold::Hold;
 use crate::lattice::{BUCKETS_MAX, Bucket, GroupRows, Lattice};
 use crate::pace::Pace;
 use crate::policy::Policy;
-use atom_base::{StepNo, limits::RANKS_MAX};
+use atom_base::{StepNo, limits::LANES_MAX};
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
@@ -72,7 +72,7 @@ impl GroupState {
     /// The state before the first step, with the default [`Policy`]. `record_all` records every bucket
     /// before anything is served.
     pub fn new(lattice: Arc<Lattice>, lanes: usize, record_all: bool) -> Self {
-        assert!((1..=RANKS_MAX).contains(&lanes), "{lanes} lanes");
+        assert!((1..=LANES_MAX).contains(&lanes), "{lanes} lanes; a group has at most {LANES_MAX}");
         let state = Self {
             lattice,
             lanes,

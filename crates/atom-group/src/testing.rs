@@ -79,7 +79,7 @@ impl World {
 
     pub(crate) fn replayed(&mut self, wants: &[(u32, u32)]) -> (Bucket, Vec<Grant>, StepNote) {
         match self.step(wants) {
-            GroupStep::Step { bucket, grants, note } => (bucket, grants.as_slice().to_vec(), note),
+            GroupStep::Step { bucket, grants, note } => (bucket, granted(&grants, wants), note),
             other => panic!("{other:?}"),
         }
     }
@@ -87,6 +87,13 @@ impl World {
 
 pub(crate) fn lattice(rows_max: u32, max_num_seqs: u32, sizes: Option<Vec<u32>>) -> Lattice {
     Lattice::new(&LatticeArgs { rows_max, max_num_seqs, sizes, ..LatticeArgs::default() }).unwrap()
+}
+
+/// One grant a lane: of a want's facts, nothing but its rows matters.
+pub(crate) fn granted(grants: &Grants, wants: &[(u32, u32)]) -> Vec<Grant> {
+    let facts =
+        |&(decode_rows, prefill_rows): &(u32, u32)| Facts { decode_rows, prefill_rows, ..Facts::default() };
+    wants.iter().map(|want| grants.of(&facts(want))).collect()
 }
 
 /// What must hold of every step, whatever the policy and whatever lanes want.

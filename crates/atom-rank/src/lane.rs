@@ -146,7 +146,7 @@ impl Lane {
                 GroupStep::Record(bucket) => self.record(bucket)?,
                 GroupStep::Step { bucket, grants, note } => {
                     self.count_note(&note);
-                    self.replay(bucket, &grants)?;
+                    self.replay(bucket, grants)?;
                 }
                 GroupStep::Exit(ExitCause::Asked) => return self.leave(),
                 GroupStep::Exit(ExitCause::Fatal { lane }) => return Err(RankError::Fatal { lane }),
@@ -266,7 +266,7 @@ impl Lane {
         Ok(())
     }
 
-    fn replay(&mut self, bucket: Bucket, grants: &Grants) -> Result<(), RankError> {
+    fn replay(&mut self, bucket: Bucket, grants: Grants) -> Result<(), RankError> {
         let patience = self.state.patience();
         self.note(Activity::Committing, patience);
         self.next_order(patience)?;
@@ -275,10 +275,10 @@ impl Lane {
         {
             let mut post = board.post_of(self.order).write().unwrap_or_else(PoisonError::into_inner);
             post.patience = patience;
-            for (rows, grant) in post.group_rows.iter_mut().zip(grants.as_slice()) {
+            for (rows, grant) in post.group_rows.iter_mut().zip(grants.each(&self.facts)) {
                 *rows = grant.rows();
             }
-            self.scheduler.commit(grants.as_slice()[self.lane_in_group], &mut post.plan);
+            self.scheduler.commit(grants.of(&self.facts[self.lane_in_group]), &mut post.plan);
         }
         let is_eager = self.eager;
         board.order(self.order, if is_eager { Order::Eager(bucket) } else { Order::Replay(bucket) });

@@ -12,6 +12,8 @@ pub struct Member {
     place: usize,
     state: GroupState,
     flags: FactsFlags,
+    /// What it said of itself in the last exchange: its grant follows from it.
+    said: Facts,
     last_signature: u64,
     replay_us: u32,
     /// The next recording shall be one that no peer has.
@@ -22,7 +24,8 @@ impl Member {
     /// The member at `place` in a group that starts with `state`.
     pub fn new(place: usize, lane: Lane, state: GroupState) -> Self {
         let flags = FactsFlags::default();
-        Self { lane, place, state, flags, last_signature: 0, replay_us: 0, skew_next_recording: false }
+        let said = Facts::default();
+        Self { lane, place, state, flags, said, last_signature: 0, replay_us: 0, skew_next_recording: false }
     }
 
     /// What it tells the others. `now_ms` by its own clock.
@@ -57,6 +60,7 @@ impl Member {
     pub fn settle(&mut self, facts: &[Facts]) -> Result<GroupStep, Divergence> {
         let (state, step) = settle(&self.state, facts)?;
         self.state = state;
+        self.said = facts[self.place];
         Ok(step)
     }
 
@@ -69,7 +73,7 @@ impl Member {
     /// Plans its part of a step.
     pub fn plan(&mut self, step: &GroupStep) -> Result<(), Broken> {
         match step {
-            GroupStep::Step { grants, .. } => self.lane.commit(grants.as_slice()[self.place]),
+            GroupStep::Step { grants, .. } => self.lane.commit(grants.of(&self.said)),
             GroupStep::Park | GroupStep::Exit(_) | GroupStep::Record(_) => Ok(()),
         }
     }

@@ -1,6 +1,6 @@
 //! What kind of worlds are made. Parsed once.
 
-use atom_base::{Span, limits::RANKS_MAX};
+use atom_base::{Span, limits::LANES_MAX};
 use atom_engine::Plan;
 use atom_group::Bucket;
 use std::ops::Range;
@@ -39,7 +39,7 @@ pub struct CostModel {
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum ArgsError {
     /// No lanes, or more than a mesh may have.
-    #[error("--lanes {got}: a group has from 1 to {max} lanes", max = RANKS_MAX)]
+    #[error("--lanes {got}: a group has from 1 to {max} lanes", max = LANES_MAX)]
     Lanes {
         /// What was asked for.
         got: usize,
@@ -61,7 +61,7 @@ pub enum ArgsError {
 impl WorldOptions {
     /// Checks what was asked for.
     pub fn new(args: WorldArgs) -> Result<Self, ArgsError> {
-        if args.lanes == 0 || args.lanes > RANKS_MAX {
+        if args.lanes == 0 || args.lanes > LANES_MAX {
             return Err(ArgsError::Lanes { got: args.lanes });
         }
         if args.requests == 0 || args.requests > REQUESTS_MAX {
@@ -145,7 +145,7 @@ mod tests {
             WorldOptions::new(WorldArgs { lanes, requests, ..WorldArgs::default() }).unwrap_err().to_string()
         };
         assert!(refused(0, 1).contains("--lanes 0"));
-        assert!(refused(65, 1).contains("from 1 to 64"));
+        assert!(refused(1025, 1).contains("from 1 to 1024"));
         assert!(refused(1, 0).contains("--requests 0"));
         assert!(refused(1, 10_001).contains("10000"));
     }

@@ -206,7 +206,7 @@ impl World {
             GroupStep::Exit(cause) => return Ok(Some(End::Exit(cause))),
             GroupStep::Park => self.park(&facts)?,
             GroupStep::Record(_) => self.record(&step)?,
-            GroupStep::Step { bucket, ref grants, note } => {
+            GroupStep::Step { bucket, grants, note } => {
                 check_grants(&facts, bucket, grants)?;
                 self.check_note(&facts, note)?;
                 self.step(&step, bucket)?;
@@ -444,12 +444,12 @@ fn check_ages(facts: &[Facts], now_us: u64) -> Result<(), Broken> {
 
 /// The bucket holds everybody; decode rows are granted whole; nobody gets more than asked for; and
 /// somebody gets something.
-fn check_grants(facts: &[Facts], bucket: Bucket, grants: &Grants) -> Result<(), Broken> {
-    if grants.as_slice().iter().all(|g| g.rows() == 0) {
+fn check_grants(facts: &[Facts], bucket: Bucket, grants: Grants) -> Result<(), Broken> {
+    if grants.each(facts).all(|g| g.rows() == 0) {
         let (wanted, granted) = (format!("{:?}", facts[0]), "nothing, as everybody".to_owned());
         return Err(Broken::WrongGrant { lane: 0, wanted, granted, bucket: bucket.rows() });
     }
-    for (lane, (want, grant)) in facts.iter().zip(grants.as_slice()).enumerate() {
+    for (lane, (want, grant)) in facts.iter().zip(grants.each(facts)).enumerate() {
         let right = grant.rows() as usize <= bucket.rows()
             && grant.decode_rows == want.decode_rows
             && grant.prefill_rows <= want.prefill_rows;

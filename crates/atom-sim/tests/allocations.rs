@@ -96,16 +96,16 @@ impl Steps {
     /// A step as a rank takes it. Returns its allocations and whether rows were computed.
     fn step(&mut self) -> (u64, usize) {
         self.events.0.clear();
-        let (step, deciding) = counted(|| {
+        let ((facts, step), deciding) = counted(|| {
             let want = self.scheduler.want(0).facts();
             let facts =
                 Facts { step: self.state.next_step(), state_hash: self.state.hash(), replay_us: 9, ..want };
             let (state, step) = settle(&self.state, &[facts]).unwrap();
             self.state = state;
-            step
+            (facts, step)
         });
         let GroupStep::Step { grants, .. } = step else { return (deciding, 0) };
-        let ((), committing) = counted(|| self.scheduler.commit(grants.as_slice()[0], &mut self.plan));
+        let ((), committing) = counted(|| self.scheduler.commit(grants.of(&facts), &mut self.plan));
         self.results.clear();
         for _ in &self.plan.out {
             // Never the same text twice, so that every page is new to the prefix cache.

@@ -311,11 +311,11 @@ fn notes_say_what_was_put_off() {
     group.submit(1, 2, 2000, 1);
     let (mut put_off, mut edge) = (0, 0);
     while !group.members[1].lane.ledger().live().is_empty() {
-        let wanted = group.facts()[1].prefill_rows;
+        let said = group.facts()[1];
         let GroupStep::Step { grants, note, .. } = group.step() else { panic!() };
         let StepNote { prefill, time_cut_rows, edge_cut_rows } = note;
         assert_eq!(prefill, Prefill::Free);
-        assert_eq!(wanted - grants.as_slice()[1].prefill_rows, time_cut_rows + edge_cut_rows);
+        assert_eq!(said.prefill_rows - grants.of(&said).prefill_rows, time_cut_rows + edge_cut_rows);
         (put_off, edge) = (put_off + time_cut_rows, edge + edge_cut_rows);
     }
     assert!(put_off > 2000 && edge == 0, "{put_off} {edge}");
