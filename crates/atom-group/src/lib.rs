@@ -27,7 +27,8 @@
 //! * [`Lattice`], [`Bucket`]: the legal sizes, checked at start;
 //! * [`Facts`], [`GroupState`], [`settle`]: the decision, pure;
 //! * [`Policy`]: what may be held back, cut or capped, and [`StepNote`]: what was;
-//! * [`Meeting`], [`Exchange`]: how threads of one host wait for each other, with a deadline, and park.
+//! * [`Meeting`], [`Exchange`]: how threads of one host wait for each other, with a deadline, and park;
+//! * [`TraceEncoder`], [`TraceReader`]: everybody's facts and what followed, kept, to be settled again.
 //!
 //! This crate knows nothing of models, devices, requests or pages.
 
@@ -44,6 +45,7 @@ mod settle;
 mod shape;
 mod state;
 mod sync;
+mod trace;
 
 pub use exchange::{Activity, Exchange, ExchangeError, Sighting};
 pub use facts::{Facts, FactsFlags};
@@ -53,3 +55,7 @@ pub use meeting::{Meeting, WaitError};
 pub use policy::{Alignment, HOLD_STEPS_MAX, Policy, PolicyError, STARVED_STEPS_MAX, STEP_FIXED_ROWS};
 pub use settle::{ExitCause, Grant, Grants, GroupStep, StepNote, settle};
 pub use state::{Divergence, GroupState, Patience};
+pub use trace::{
+    Decision, Difference, Outcome, TraceEncoder, TraceEnd, TraceError, TraceHeader, TraceReader, TraceRecord,
+    TracedStep,
+};
