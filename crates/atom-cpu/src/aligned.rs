@@ -1,7 +1,7 @@
 //! Large aligned allocations: packed weights, buffers.
 
 use atom_ops::OpsError;
-use std::alloc::{Layout, alloc, dealloc};
+use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -22,6 +22,16 @@ impl Aligned {
         let mut zeroed = Self::uninitialised(bytes, what)?;
         zeroed.fill(0);
         Ok(zeroed)
+    }
+
+    /// `bytes` zeros whose pages the system provides when they are first touched: for the worst case that
+    /// hardly ever comes. On no cache line, since an allocator clears what it must align by hand.
+    pub(crate) fn untouched(bytes: usize, what: &str) -> Result<Self, OpsError> {
+        let refused = || OpsError::Memory(format!("no {bytes} bytes for {what}"));
+        let layout = Layout::from_size_align(bytes.max(1), MALLOC_ALIGN).map_err(|_| refused())?;
+        // SAFETY: the size is not zero.
+        let ptr = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refused)?;
+        Ok(Self { ptr, layout })
     }
 
     fn uninitialised(bytes: usize, what: &str) -> Result<Self, OpsError> {
@@ -101,7 +111,7 @@ impl Piece {
 
 impl Drop for Aligned {
     fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with this layout, freed once.
+        // SAFETY: allocated with this layout, freed once.
         unsafe { dealloc(self.ptr.as_ptr(), self.layout) };
     }
 }
@@ -120,6 +130,9 @@ fn advise_huge(ptr: NonNull<u8>, bytes: usize) {
 
 #[cfg(not(target_os = "linux"))]
 fn advise_huge(_ptr: NonNull<u8>, _bytes: usize) {}
+
+/// What allocators align to anyway.
+const MALLOC_ALIGN: usize = 16;
 
 const CACHE_LINE_BYTES: usize = 64;
 const HUGE_PAGE_BYTES: usize = 2 << 20;

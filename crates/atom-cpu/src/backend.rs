@@ -8,11 +8,12 @@ use crate::replay::{Failure, Replay};
 use crate::room::Room;
 use crate::sample::Sampler;
 use crate::shared::Rows;
-use crate::weights::{Loaded, Matrix, WeightShare, check_table, load_vector};
+use crate::weights::{Experts, Loaded, Matrix, WeightShare, check_table, load_vector};
 use atom_base::{PageId, ScoredToken};
-use atom_ops::{Backend, Collectives, OpsError, Recording, Reserve, Slice, StepInputs, Weight};
+use atom_ops::{Backend, Collectives, ExpertRows, OpsError, Recording, Reserve, Slice, StepInputs, Weight};
 use atom_weights::Tensor;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// What quantised weights are multiplied with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,6 +62,7 @@ pub struct CpuBackend {
     weights: Vec<Loaded>,
     reserved: Option<Reserved>,
     recordings: Vec<Recorded>,
+    expert_rows: ExpertRows,
 }
 
 /// What steps work in.
@@ -85,6 +87,7 @@ impl CpuBackend {
             weights: Vec::new(),
             reserved: None,
             recordings: Vec::new(),
+            expert_rows: ExpertRows::default(),
         })
     }
 
@@ -93,13 +96,31 @@ impl CpuBackend {
         self.isa
     }
 
-    /// Bytes of packed weights that one step reads, shared ones included.
+    /// Bytes of packed weights that one step reads if it visits all experts held here, shared ones included.
     pub fn matrix_bytes(&self) -> usize {
         let bytes = |weight: &Loaded| match weight {
-            Loaded::Matrix(matrix) => matrix.parts.iter().map(|part| part.weights.bytes()).sum(),
+            Loaded::Matrix(matrix) => matrix.bytes(),
+            Loaded::Experts(experts) => experts.matrices.iter().map(Matrix::bytes).sum(),
             Loaded::Vector(_) | Loaded::Table(_) => 0,
         };
         self.weights.iter().map(bytes).sum()
+    }
+
+    /// What a buffer held at the end of the last replay, padding rows included.
+    #[cfg(test)]
+    pub(crate) fn read(&mut self, recording: usize, buf: atom_ops::Buf) -> Vec<f32> {
+        let reserved = self.reserved.as_mut().expect("reserved");
+        reserved.room.read(&self.recordings[recording].places[usize::from(buf.0)])
+    }
+
+    /// First bytes of all packed experts.
+    #[cfg(test)]
+    pub(crate) fn panels(&self) -> Vec<*const u8> {
+        let experts = self.weights.iter().filter_map(|weight| match weight {
+            Loaded::Experts(experts) => Some(&experts.matrices),
+            _ => None,
+        });
+        experts.flatten().flat_map(|matrix| &matrix.parts).map(|part| part.weights.panel(0)).collect()
     }
 
     fn keep(&mut self, weight: Loaded) -> Weight {
@@ -113,6 +134,12 @@ impl Backend for CpuBackend {
         let share = self.share.as_deref().ok_or_else(|| too_late("a matrix"))?;
         let matrix = Matrix::load(parts, share, &mut self.pool)?;
         Ok(self.keep(Loaded::Matrix(matrix)))
+    }
+
+    fn load_experts(&mut self, experts: &[Vec<Slice>]) -> Result<Weight, OpsError> {
+        let share = self.share.as_deref().ok_or_else(|| too_late("a layer's experts"))?;
+        let experts = Experts::load(experts, share, &mut self.pool)?;
+        Ok(self.keep(Loaded::Experts(experts)))
     }
 
     fn load_vector(&mut self, parts: &[Slice]) -> Result<Weight, OpsError> {
@@ -133,7 +160,7 @@ impl Backend for CpuBackend {
         let attention = Attention::new(self.isa, self.pool.workers(), reserve)?;
         let sampler =
             reserve.samples.then(|| Sampler::new(self.isa, self.pool.workers(), reserve)).transpose()?;
-        let room = Room::new(&reserve.top)?;
+        let room = Room::new(&reserve.top, self.pool.workers())?;
         self.reserved = Some(Reserved { reserve: reserve.clone(), attention, sampler, room });
         Ok(())
     }
@@ -184,9 +211,17 @@ impl Backend for CpuBackend {
             collectives,
             results,
             failure: Failure::none(),
+            chosen: AtomicU64::new(0),
+            computed: AtomicU64::new(0),
         };
         self.pool.run(&|worker| replay.walk(worker));
-        replay.failure.into_result()
+        let Replay { failure, chosen, computed, .. } = replay;
+        self.expert_rows = ExpertRows { chosen: chosen.into_inner(), computed: computed.into_inner() };
+        failure.into_result()
+    }
+
+    fn expert_rows(&self) -> ExpertRows {
+        self.expert_rows
     }
 }
 

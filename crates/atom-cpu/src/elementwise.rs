@@ -35,12 +35,58 @@ pub(crate) fn gated_silu(isa: Isa, gate_up: &[f32], width: usize, out: &mut [f32
     dispatch(isa, GatedSilu { gate_up, width, out });
 }
 
+/// Sum of squares of a row.
+pub(crate) fn square_sum(isa: Isa, x: &[f32]) -> f32 {
+    dispatch(isa, SquareSum { x })
+}
+
+/// `x = x * scale * weight`, in place, for one row: with [`inverse_root`] of its own sum of squares the
+/// bits of [`norm`].
+pub(crate) fn scale_row_in_place(isa: Isa, x: &mut [f32], scale: f32, weight: &[f32]) {
+    assert_eq!(x.len(), weight.len(), "a weight for each element");
+    dispatch(isa, ScaleRow { x, scale, weight });
+}
+
+/// `out += x`
+pub(crate) fn add(x: &[f32], out: &mut [f32]) {
+    assert_eq!(x.len(), out.len(), "add: rows in and out");
+    for (out, x) in out.iter_mut().zip(x) {
+        *out += x;
+    }
+}
+
 /// `x = x / sqrt(mean(x^2) + eps) * weight`, in place, for one row.
 #[inline(always)]
 pub(crate) fn norm_in_place<S: Lanes>(s: S, x: &mut [f32], weight: &[f32], eps: f32) {
-    let scale = s.splat(inverse_rms(s, x, eps));
-    for (x, w) in x.chunks_mut(LANES).zip(weight.chunks(LANES)) {
-        s.write(s.mul(s.mul(s.read(x), scale), s.read(w)), x);
+    let scale = inverse_rms(s, x, eps);
+    scale_in_place(s, x, scale, weight);
+}
+
+struct SquareSum<'a> {
+    x: &'a [f32],
+}
+
+impl Kernel for SquareSum<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: Lanes>(self, s: S) -> f32 {
+        sum_of_squares(s, self.x)
+    }
+}
+
+struct ScaleRow<'a> {
+    x: &'a mut [f32],
+    scale: f32,
+    weight: &'a [f32],
+}
+
+impl Kernel for ScaleRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self, s: S) {
+        scale_in_place(s, self.x, self.scale, self.weight);
     }
 }
 
@@ -119,12 +165,32 @@ fn silu_times<S: Lanes>(s: S, gate: S::F, up: S::F) -> S::F {
 /// `1 / sqrt(mean(x^2) + eps)`
 #[inline(always)]
 fn inverse_rms<S: Lanes>(s: S, x: &[f32], eps: f32) -> f32 {
+    inverse_root(sum_of_squares(s, x), x.len(), eps)
+}
+
+/// `1 / sqrt(square_sum / elements + eps)`
+#[inline(always)]
+pub(crate) fn inverse_root(square_sum: f32, elements: usize, eps: f32) -> f32 {
+    1.0 / (square_sum / elements as f32 + eps).sqrt()
+}
+
+#[inline(always)]
+fn sum_of_squares<S: Lanes>(s: S, x: &[f32]) -> f32 {
     let mut squares = s.splat(0.0);
     for chunk in x.chunks(LANES) {
         let x = s.read(chunk);
         squares = s.fma(x, x, squares);
     }
-    1.0 / (s.sum(squares) / x.len() as f32 + eps).sqrt()
+    s.sum(squares)
+}
+
+/// `x *= scale * weight`
+#[inline(always)]
+fn scale_in_place<S: Lanes>(s: S, x: &mut [f32], scale: f32, weight: &[f32]) {
+    let scale = s.splat(scale);
+    for (x, w) in x.chunks_mut(LANES).zip(weight.chunks(LANES)) {
+        s.write(s.mul(s.mul(s.read(x), scale), s.read(w)), x);
+    }
 }
 
 /// `out = x * scale * weight`

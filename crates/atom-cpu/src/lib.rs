@@ -24,6 +24,7 @@
 mod aligned;
 mod attention;
 mod backend;
+mod choices;
 mod elementwise;
 mod isa;
 mod matmul;
@@ -35,6 +36,7 @@ mod quantise;
 mod record;
 mod replay;
 mod room;
+mod route;
 mod sample;
 mod shared;
 mod weights;

@@ -34,25 +34,32 @@ pub(crate) struct Part {
 pub(crate) struct Operands<'a> {
     /// `[.., inputs]`
     pub(crate) x: Rows<'a>,
+    /// Where its rows lie.
+    pub(crate) x_rows: RowMap<'a>,
     /// The same rows quantised; read only by quantised weights, if at all.
     pub(crate) codes: Option<Codes<'a>>,
     /// Added at the end. `[outputs]`
     pub(crate) bias: Option<&'a [f32]>,
     /// `[.., outputs]`
     pub(crate) out: Rows<'a>,
-    /// Where the rows of `x` and `out` lie.
-    pub(crate) map: RowMap<'a>,
+    /// Where its rows lie.
+    pub(crate) out_rows: RowMap<'a>,
+    /// If set, a row's outputs are multiplied with its weight and added to what is there, rounded after
+    /// each; else they replace it. `[rows]`
+    pub(crate) weights: Option<&'a [f32]>,
     /// Rows.
     pub(crate) rows: usize,
 }
 
-/// Quantised activations, row by row without gaps.
+/// Quantised activations.
 #[derive(Clone, Copy)]
 pub(crate) struct Codes<'a> {
-    /// `[rows, planes * inputs]`
+    /// `[.., planes * inputs]`
     pub(crate) codes: Rows<'a, i8>,
-    /// `[rows, planes * inputs / 32]`
+    /// `[.., planes * inputs / 32]`
     pub(crate) scales: Rows<'a, BlockScale>,
+    /// Where the rows of both lie.
+    pub(crate) rows: RowMap<'a>,
 }
 
 /// Position of the i-th real row in its buffer.
@@ -108,7 +115,7 @@ pub(crate) unsafe fn multiply(
     worker: usize,
     workers: usize,
 ) {
-    let panels: usize = parts.iter().map(|part| part.weights.panels()).sum();
+    let panels = panels_of(parts);
     let chunks = operands.rows.div_ceil(CHUNK_ROWS);
     let units = share(chunks * panels, worker, workers);
     let mut unit = units.start;
@@ -116,18 +123,69 @@ pub(crate) unsafe fn multiply(
         let (chunk, first) = (unit / panels, unit % panels);
         let last = panels.min(first + units.end - unit);
         let rows = share(operands.rows, chunk, chunks);
+        // SAFETY: the caller's promise; this worker alone has these panels of these rows.
+        unsafe { multiply_chunk(isa, parts, operands, first..last, rows) };
+        unit += last - first;
+    }
+}
+
+/// Computes the outputs of `panels`, counted over all parts, for all rows.
+///
+/// # Safety
+/// `isa` is supported. Meanwhile nobody else touches these columns of `out`, and nobody writes `x`.
+pub(crate) unsafe fn multiply_panels(
+    isa: Isa,
+    parts: &[Part],
+    operands: &Operands<'_>,
+    panels: Range<usize>,
+) {
+    let chunks = operands.rows.div_ceil(CHUNK_ROWS);
+    for chunk in 0..chunks {
+        let rows = share(operands.rows, chunk, chunks);
+        // SAFETY: the caller's promise.
+        unsafe { multiply_chunk(isa, parts, operands, panels.clone(), rows) };
+    }
+}
+
+/// Panels of all parts.
+pub(crate) fn panels_of(parts: &[Part]) -> usize {
+    parts.iter().map(|part| part.weights.panels()).sum()
+}
+
+/// Columns of `panels`, counted over all parts.
+pub(crate) fn columns_of(parts: &[Part], panels: Range<usize>) -> Range<usize> {
+    let column = |panel: usize| {
         let mut offset = 0;
         for Part { weights, column } in parts {
-            let end = offset + weights.panels();
-            let run = first.max(offset)..last.min(end);
-            if !run.is_empty() {
-                let product = Product { weights, column: *column, operands };
-                // SAFETY: the caller's promise; this worker alone has these panels of these rows.
-                unsafe { product.run(isa, run.start - offset..run.end - offset, rows.clone()) };
+            if panel < offset + weights.panels() {
+                return column + (panel - offset) * LANES;
             }
-            offset = end;
+            offset += weights.panels();
         }
-        unit += last - first;
+        parts.last().map_or(0, |part| part.column + part.weights.outputs)
+    };
+    column(panels.start)..column(panels.end)
+}
+
+/// # Safety
+/// As for [`multiply_panels`], for these rows.
+unsafe fn multiply_chunk(
+    isa: Isa,
+    parts: &[Part],
+    operands: &Operands<'_>,
+    panels: Range<usize>,
+    rows: Range<usize>,
+) {
+    let mut offset = 0;
+    for Part { weights, column } in parts {
+        let end = offset + weights.panels();
+        let run = panels.start.max(offset)..panels.end.min(end);
+        if !run.is_empty() {
+            let product = Product { weights, column: *column, operands };
+            // SAFETY: passed on.
+            unsafe { product.run(isa, run.start - offset..run.end - offset, rows.clone()) };
+        }
+        offset = end;
     }
 }
 
@@ -293,9 +351,21 @@ impl Product<'_> {
                 }
             }
             // SAFETY: this worker alone has these columns of the row.
-            let out = unsafe { self.operands.out.part_mut(self.operands.map.at(row + r), columns.clone()) };
-            out.copy_from_slice(sums);
+            let out =
+                unsafe { self.operands.out.part_mut(self.operands.out_rows.at(row + r), columns.clone()) };
+            match self.operands.weights {
+                None => out.copy_from_slice(sums),
+                Some(weights) => add_weighted(out, weights[row + r], sums),
+            }
         }
+    }
+}
+
+/// `out += weight * y`, rounded after the product and after the sum.
+#[inline(always)]
+pub(crate) fn add_weighted(out: &mut [f32], weight: f32, y: &[f32]) {
+    for (out, y) in out.iter_mut().zip(y) {
+        *out += weight * y;
     }
 }
 
@@ -304,4 +374,4 @@ impl Product<'_> {
 const CHUNK_ROWS: usize = 128;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,14 +1,15 @@
 //! Checks a recording against what is loaded and reserved, and lays out its buffers.
 
+mod check;
+
 use crate::backend::Activations;
 use crate::phase::{Step, phases};
 use crate::quantise::BLOCK;
-use crate::weights::{Loaded, Matrix};
+use crate::route;
+use crate::weights::Loaded;
 use atom_base::TokenId;
-use atom_ops::{
-    AttentionSpec, Buf, BufSpec, Comm, Extent, Op, OpsError, Recording, Reserve, StepInputs, StepShape,
-    Weight,
-};
+use atom_ops::{BufSpec, Extent, Op, OpsError, Recording, Reserve, StepInputs, StepShape, Weight};
+use check::Check;
 
 /// A recording that fits: its phases, and where its buffers lie.
 pub(crate) struct Recorded {
@@ -26,6 +27,16 @@ pub(crate) struct Recorded {
     pub(crate) planes: usize,
     /// Floats of gathered columns, at the most.
     pub(crate) gathered: usize,
+    /// Floats of scratch that a router needs for a row, at the most.
+    pub(crate) scores: usize,
+    /// Choices of experts in one operator, at the most.
+    pub(crate) choices: usize,
+    /// Experts held here, at the most.
+    pub(crate) held: usize,
+    /// Floats that go to other lanes in one exchange of rows, at the most.
+    pub(crate) sent: usize,
+    /// Floats that come from them.
+    pub(crate) received: usize,
     /// Members of the largest collective.
     pub(crate) members: usize,
     /// Rows of the smallest table.
@@ -59,7 +70,7 @@ pub(crate) fn record(
     }
     let check = Check { buffers: recording.buffers(), reserve, weights };
     for (index, op) in recording.ops().iter().enumerate() {
-        check.op(op).map_err(|what| OpsError::Weights(format!("operator {index}, {}: {what}", name(op))))?;
+        check.op(op).map_err(|what| OpsError::Weights(format!("operator {index}, {}: {what}", op.name())))?;
     }
     let quantises = |weight: Weight| activations.planes() > 0 && check.is_quantised(weight);
     let capacities = recording.collectives().iter().map(|collective| collective.elements);
@@ -80,20 +91,52 @@ pub(crate) fn record(
         codes: 0,
         planes: activations.planes(),
         gathered: 0,
+        scores: 0,
+        choices: 0,
+        held: 0,
+        sent: 0,
+        received: 0,
         members: shape.lanes,
         tokens: usize::MAX,
     };
+    let mut capacities = recording.collectives().iter().map(|collective| collective.elements);
     for op in recording.ops() {
-        recorded.make_room(op, &check, &quantises);
+        let capacity = op_meets(op).then(|| capacities.next().expect("the recorder counts every collective"));
+        recorded.make_room(op, capacity, &check, &quantises);
     }
     Ok(recorded)
 }
 
 impl Recorded {
-    fn make_room(&mut self, op: &Op, check: &Check<'_>, quantises: &impl Fn(Weight) -> bool) {
+    /// `capacity` is that of the operator's collective.
+    fn make_room(
+        &mut self,
+        op: &Op,
+        capacity: Option<usize>,
+        check: &Check<'_>,
+        quantises: &impl Fn(Weight) -> bool,
+    ) {
+        let shape = self.shape;
+        let codes = |buf| self.planes * check.spec(buf).capacity(&shape);
         match op {
             Op::Linear { x, weight, .. } if quantises(*weight) => {
-                self.codes = self.codes.max(self.planes * check.spec(*x).capacity(&self.shape));
+                self.codes = self.codes.max(codes(*x));
+            }
+            Op::Route { spec, .. } => self.scores = self.scores.max(route::scratch_len(spec)),
+            Op::Experts { x, gate_up, down, spec, gated, .. } => {
+                let x_codes = if quantises(*gate_up) { codes(*x) } else { 0 };
+                let gated_codes = if quantises(*down) { codes(*gated) } else { 0 };
+                self.codes = self.codes.max(x_codes).max(gated_codes);
+                self.choices = self.choices.max(check.spec(*x).capacity_rows(&shape) * spec.top_k);
+                self.held = self.held.max(spec.held);
+            }
+            Op::DispatchRows { out, .. } => {
+                self.exchanges(capacity, check.spec(*out).capacity(&shape));
+            }
+            Op::CombineRows { routes, out, .. } => {
+                let choices = shape.rows * check.spec(*routes).width / 2;
+                self.choices = self.choices.max(choices);
+                self.exchanges(capacity, choices * check.spec(*out).width);
             }
             Op::GatherColumns { widths, .. } => {
                 let widest = widths.iter().copied().max().unwrap_or(0);
@@ -107,6 +150,11 @@ impl Recorded {
             }
             _ => {}
         }
+    }
+
+    fn exchanges(&mut self, sent: Option<usize>, received: usize) {
+        self.sent = self.sent.max(sent.expect("exchanges of rows are collectives"));
+        self.received = self.received.max(received);
     }
 
     /// Panics if a step isn't one of this recording: a bug of whoever made the plan.
@@ -126,153 +174,17 @@ impl Recorded {
     }
 }
 
-struct Check<'a> {
-    buffers: &'a [BufSpec],
-    reserve: &'a Reserve,
-    weights: &'a [Loaded],
-}
-
-impl Check<'_> {
-    fn op(&self, op: &Op) -> Result<(), String> {
-        match *op {
-            Op::Embed { table, out } => {
-                self.extent(out, Extent::Rows)?;
-                self.table(table, self.spec(out).width)
-            }
-            Op::Norm { x, weight, out, .. } => {
-                apart(&[x, out])?;
-                self.vector(weight, self.spec(x).width)
-            }
-            Op::AddNorm { residual, x, weight, out, .. } => {
-                apart(&[residual, x, out])?;
-                self.vector(weight, self.spec(x).width)
-            }
-            Op::Linear { x, weight, bias, out } => self.linear(x, weight, bias, out),
-            Op::RotateAndCache { qkv, layer, qk_norm, ref spec } => {
-                self.attention(layer, spec)?;
-                self.extent(qkv, Extent::Rows)?;
-                qk_norm.map_or(Ok(()), |(q, k, _)| {
-                    self.vector(q, spec.head_dim).and_then(|()| self.vector(k, spec.head_dim))
-                })
-            }
-            Op::Attend { qkv, layer, ref spec, out } => {
-                self.attention(layer, spec)?;
-                apart(&[qkv, out])?;
-                self.extent(qkv, Extent::Rows).and_then(|()| self.extent(out, Extent::Rows))
-            }
-            Op::GatedSilu { gate_up, out } => {
-                apart(&[gate_up, out])?;
-                self.extent(out, self.spec(gate_up).extent)
-            }
-            Op::AllReduce { x, comm } => match (comm, self.spec(x).extent) {
-                (Comm::Group, Extent::Rows | Extent::OutRows) => {
-                    Err("lanes have different rows; only group rows can be summed over the group".into())
-                }
-                _ => Ok(()),
-            },
-            Op::PickRows { x, .. } => self.extent(x, Extent::Rows),
-            Op::GatherColumns { x, ref widths, out } => {
-                self.extent(x, Extent::OutRows)?;
-                self.extent(out, Extent::OutRows)?;
-                let width = self.spec(x).width;
-                if widths.contains(&width) {
-                    Ok(())
-                } else {
-                    Err(format!("{width} columns are not among {widths:?}"))
-                }
-            }
-            Op::GatherRows { .. } | Op::ScatterSum { .. } => Ok(()),
-            Op::Sample { logits } => equal("logits of a row", self.spec(logits).width, self.reserve.vocab),
-        }
-    }
-
-    fn linear(&self, x: Buf, weight: Weight, bias: Option<Weight>, out: Buf) -> Result<(), String> {
-        apart(&[x, out])?;
-        let matrix = self.matrix(weight)?;
-        equal("inputs", matrix.inputs, self.spec(x).width)?;
-        equal("outputs", matrix.outputs, self.spec(out).width)?;
-        bias.map_or(Ok(()), |bias| self.vector(bias, matrix.outputs))
-    }
-
-    fn attention(&self, layer: usize, spec: &AttentionSpec) -> Result<(), String> {
-        if layer >= self.reserve.layers {
-            return Err(format!("layer {layer} of a cache of {}", self.reserve.layers));
-        }
-        if *spec != *self.reserve.attention {
-            return Err("its heads are not those that the cache was reserved for".into());
-        }
-        Ok(())
-    }
-
-    fn spec(&self, buf: Buf) -> BufSpec {
-        self.buffers[usize::from(buf.0)]
-    }
-
-    fn extent(&self, buf: Buf, extent: Extent) -> Result<(), String> {
-        let found = self.spec(buf).extent;
-        if found == extent { Ok(()) } else { Err(format!("{buf:?} has {found:?}, not {extent:?}")) }
-    }
-
-    fn weight(&self, weight: Weight) -> Result<&Loaded, String> {
-        self.weights.get(weight.0 as usize).ok_or_else(|| format!("{weight:?} was never loaded"))
-    }
-
-    fn matrix(&self, weight: Weight) -> Result<&Matrix, String> {
-        match self.weight(weight)? {
-            Loaded::Matrix(matrix) => Ok(matrix),
-            Loaded::Vector(_) | Loaded::Table(_) => Err(format!("{weight:?} is no matrix")),
-        }
-    }
-
-    fn vector(&self, weight: Weight, len: usize) -> Result<(), String> {
-        match self.weight(weight)? {
-            Loaded::Vector(vector) => equal("elements of a vector", vector.len(), len),
-            Loaded::Matrix(_) | Loaded::Table(_) => Err(format!("{weight:?} is no vector")),
-        }
-    }
-
-    fn table(&self, weight: Weight, width: usize) -> Result<(), String> {
-        match self.weight(weight)? {
-            Loaded::Table(table) => equal("columns of a table", table.cols(), width),
-            Loaded::Matrix(_) | Loaded::Vector(_) => Err(format!("{weight:?} is no table")),
-        }
-    }
-
-    fn is_quantised(&self, weight: Weight) -> bool {
-        self.matrix(weight).is_ok_and(Matrix::is_quantised)
-    }
-}
-
-/// Operators don't work in place: workers hold references to whole rows of both sides.
-fn apart(bufs: &[Buf]) -> Result<(), String> {
-    for (i, buf) in bufs.iter().enumerate() {
-        if bufs[..i].contains(buf) {
-            return Err(format!("{buf:?} is both read and written"));
-        }
-    }
-    Ok(())
-}
-
-fn equal(what: &str, found: usize, expected: usize) -> Result<(), String> {
-    if found == expected { Ok(()) } else { Err(format!("{found} {what}, not {expected}")) }
-}
-
-fn name(op: &Op) -> &'static str {
-    match op {
-        Op::Embed { .. } => "embed",
-        Op::Norm { .. } => "norm",
-        Op::AddNorm { .. } => "add and norm",
-        Op::Linear { .. } => "linear",
-        Op::RotateAndCache { .. } => "rotate and cache",
-        Op::Attend { .. } => "attend",
-        Op::GatedSilu { .. } => "gated SiLU",
-        Op::AllReduce { .. } => "all-reduce",
-        Op::GatherRows { .. } => "gather rows",
-        Op::ScatterSum { .. } => "scatter and sum",
-        Op::PickRows { .. } => "pick rows",
-        Op::GatherColumns { .. } => "gather columns",
-        Op::Sample { .. } => "sample",
-    }
+/// True if the recorder counts the operator among the collectives.
+fn op_meets(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::AllReduce { .. }
+            | Op::GatherRows { .. }
+            | Op::ScatterSum { .. }
+            | Op::GatherColumns { .. }
+            | Op::DispatchRows { .. }
+            | Op::CombineRows { .. }
+    )
 }
 
 /// Floats of a cache line: buffers start on one.

@@ -1,7 +1,11 @@
 //! Walks a recording: every worker runs every phase on its share of the real rows.
 
+mod exchange;
+mod experts;
+mod heads;
+
 use crate::attention::Attention;
-use crate::elementwise::{add_norm, gated_silu, norm};
+use crate::elementwise::{add, add_norm, gated_silu, norm};
 use crate::isa::Isa;
 use crate::matmul::{Codes, Operands, RowMap, multiply};
 use crate::phase::Phase;
@@ -16,7 +20,7 @@ use atom_base::ScoredToken;
 use atom_ops::{Buf, Collectives, Comm, Extent, OpsError, StepInputs, Weight};
 use atom_weights::Tensor;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// One step, shared by all workers.
@@ -31,6 +35,10 @@ pub(crate) struct Replay<'a> {
     pub(crate) collectives: &'a dyn Collectives,
     pub(crate) results: Rows<'a, ScoredToken>,
     pub(crate) failure: Failure,
+    /// Choices that this rank's rows made.
+    pub(crate) chosen: AtomicU64,
+    /// Choices that this rank computed its share of.
+    pub(crate) computed: AtomicU64,
 }
 
 /// The first collective that failed. Workers go on to the next barrier and stop there together.
@@ -91,6 +99,24 @@ impl Replay<'_> {
                     self.attention.attend(worker.index, self.inputs, layer, self.buffer(qkv), out);
                 }
                 Phase::GatedSilu { gate_up, out } => self.gated_silu(gate_up, out, worker),
+                Phase::SquareSums { qkv, widths, out } => self.square_sums(qkv, widths, out, worker),
+                Phase::ScaleHeads { qkv, sums, weights, elements, eps } => {
+                    self.scale_heads(qkv, sums, weights, elements, eps, worker);
+                }
+                Phase::Add { x, out } => self.add(x, out, worker),
+                Phase::Route { logits, bias, ref spec, out } => self.route(logits, bias, spec, out, worker),
+                Phase::GroupChoices(ref layer) => self.group_choices(layer, worker),
+                Phase::GateAndUp(ref layer) => self.gate_and_up(layer, worker),
+                Phase::GateChoices(ref layer) => self.gate_choices(layer, worker),
+                Phase::Down(ref layer) => self.down(layer, worker),
+                Phase::PackRows(ref exchange) => self.pack_rows(exchange, worker),
+                Phase::PlaceRows(ref exchange) => self.place_rows(exchange, worker),
+                Phase::SumChoices(ref exchange) => self.sum_choices(exchange, worker),
+                Phase::ExchangeRows(ref exchange) => {
+                    if worker.index == 0 {
+                        return self.exchange_rows(exchange);
+                    }
+                }
                 Phase::PickRows { x, out } => self.pick_rows(x, out, worker),
                 Phase::PlaceColumns { ref widths, capacity, out } => {
                     self.place_columns(widths, capacity, out, worker);
@@ -176,10 +202,10 @@ impl Replay<'_> {
             let (map, x, out) = (self.map(x), self.buffer(x), self.buffer(out));
             let codes = quantised.then(|| {
                 let (codes, scales) = self.view.codes(rows, self.recorded.planes * x.width());
-                Codes { codes, scales }
+                Codes { codes, scales, rows: RowMap::Dense }
             });
             let bias = bias.map(|bias| self.vector(bias));
-            let operands = Operands { x, codes, bias, out, map, rows };
+            let operands = Operands { x, x_rows: map, codes, bias, out, out_rows: map, weights: None, rows };
             multiply(self.isa, &matrix.parts, &operands, worker.index, worker.count);
         }
     }
@@ -192,6 +218,13 @@ impl Replay<'_> {
                 let gate_up = self.buffer(gate_up).slice(rows.clone());
                 gated_silu(self.isa, gate_up, out.width(), out.slice_mut(rows));
             }
+        }
+    }
+
+    unsafe fn add(&self, x: Buf, out: Buf, worker: &Worker<'_>) {
+        for rows in self.runs(out, worker) {
+            // SAFETY: as for `phase`; the two are apart.
+            unsafe { add(self.buffer(x).slice(rows.clone()), self.buffer(out).slice_mut(rows)) };
         }
     }
 
@@ -326,21 +359,28 @@ impl Replay<'_> {
     fn matrix(&self, weight: Weight) -> &Matrix {
         match &self.weights[weight.0 as usize] {
             Loaded::Matrix(matrix) => matrix,
-            Loaded::Vector(_) | Loaded::Table(_) => unreachable!("checked when it was recorded"),
+            _ => unreachable!("checked when it was recorded"),
+        }
+    }
+
+    fn experts(&self, weight: Weight) -> &[Matrix] {
+        match &self.weights[weight.0 as usize] {
+            Loaded::Experts(experts) => &experts.matrices,
+            _ => unreachable!("checked when it was recorded"),
         }
     }
 
     fn vector(&self, weight: Weight) -> &[f32] {
         match &self.weights[weight.0 as usize] {
             Loaded::Vector(vector) => vector,
-            Loaded::Matrix(_) | Loaded::Table(_) => unreachable!("checked when it was recorded"),
+            _ => unreachable!("checked when it was recorded"),
         }
     }
 
     fn table(&self, weight: Weight) -> &Tensor {
         match &self.weights[weight.0 as usize] {
             Loaded::Table(table) => table,
-            Loaded::Matrix(_) | Loaded::Vector(_) => unreachable!("checked when it was recorded"),
+            _ => unreachable!("checked when it was recorded"),
         }
     }
 }
@@ -366,3 +406,6 @@ impl Failure {
         self.phase.store(phase, Ordering::Relaxed);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,7 @@
 //! The memory that steps work in: buffers and scratch, sized by the largest recording.
 
 use crate::aligned::Aligned;
+use crate::choices::Choices;
 use crate::quantise::{BLOCK, BlockScale};
 use crate::record::{Place, Recorded};
 use crate::shared::Rows;
@@ -14,6 +15,13 @@ pub(crate) struct Room {
     codes: Aligned,
     scales: Aligned,
     gathered: Aligned,
+    /// Scores of a row for each worker.
+    scores: Aligned,
+    /// See [`Choices`].
+    choices: Aligned,
+    /// What goes to other lanes, then what comes from them: the worst case, which hardly ever comes.
+    exchanged: Aligned,
+    workers: usize,
     /// Where the group's real rows lie in a buffer of group rows.
     group_map: Vec<u32>,
     /// Lengths that the members of a collective pass.
@@ -26,6 +34,10 @@ pub(crate) struct View<'a> {
     codes: *mut i8,
     scales: *mut BlockScale,
     gathered: *mut f32,
+    scores: *mut f32,
+    choices: *mut u32,
+    exchanged: *mut f32,
+    workers: usize,
     /// See [`Room`].
     pub(crate) group_map: &'a [u32],
     /// See [`Room`].
@@ -38,12 +50,16 @@ unsafe impl Sync for View<'_> {}
 
 impl Room {
     /// Room for no recording yet.
-    pub(crate) fn new(top: &StepShape) -> Result<Self, OpsError> {
+    pub(crate) fn new(top: &StepShape, workers: usize) -> Result<Self, OpsError> {
         Ok(Self {
             floats: Aligned::zeroed(0, "buffers")?,
             codes: Aligned::zeroed(0, "quantised activations")?,
             scales: Aligned::zeroed(0, "scales of activations")?,
             gathered: Aligned::zeroed(0, "gathered columns")?,
+            scores: Aligned::zeroed(0, "scores of experts")?,
+            choices: Aligned::zeroed(0, "choices of experts")?,
+            exchanged: Aligned::untouched(0, "exchanged rows")?,
+            workers,
             group_map: Vec::with_capacity(top.rows * top.lanes),
             counts: Mutex::new(Vec::new()),
         })
@@ -56,18 +72,35 @@ impl Room {
         let scales = recorded.codes / BLOCK * size_of::<BlockScale>();
         grow(&mut self.scales, scales, "scales of activations")?;
         grow(&mut self.gathered, recorded.gathered * size_of::<f32>(), "gathered columns")?;
+        grow(&mut self.scores, self.workers * recorded.scores * size_of::<f32>(), "scores of experts")?;
+        let words = Choices::words(recorded.choices, recorded.held);
+        grow(&mut self.choices, words * size_of::<u32>(), "choices of experts")?;
+        let exchanged = (recorded.sent + recorded.received) * size_of::<f32>();
+        if exchanged > self.exchanged.len() {
+            self.exchanged = Aligned::untouched(exchanged, "exchanged rows")?;
+        }
         let counts = self.counts.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         counts.clear();
-        counts.reserve(recorded.members);
+        // What goes to each, and what comes from each.
+        counts.reserve(2 * recorded.members);
         Ok(())
     }
 
     /// Fills every buffer with NaN.
     pub(crate) fn poison(&mut self) {
-        for memory in [&mut self.floats, &mut self.gathered] {
+        for memory in [&mut self.floats, &mut self.gathered, &mut self.scores, &mut self.exchanged] {
             // All bits set are a NaN, also in the bytes beyond the last whole float.
             memory.fill(0xff);
         }
+    }
+
+    /// Content of a buffer.
+    #[cfg(test)]
+    pub(crate) fn read(&mut self, place: &Place) -> Vec<f32> {
+        let floats: *mut f32 = self.floats.as_mut_ptr().cast();
+        // SAFETY: `fit` made room for the place, and the room is ours alone.
+        unsafe { Rows::from_raw(floats.add(place.offset), place.rows, place.width).slice(0..place.rows) }
+            .to_vec()
     }
 
     /// The room for a step of a recording that fits.
@@ -82,6 +115,10 @@ impl Room {
             codes: self.codes.as_mut_ptr().cast(),
             scales: self.scales.as_mut_ptr().cast(),
             gathered: self.gathered.as_mut_ptr().cast(),
+            scores: self.scores.as_mut_ptr().cast(),
+            choices: self.choices.as_mut_ptr().cast(),
+            exchanged: self.exchanged.as_mut_ptr().cast(),
+            workers: self.workers,
             group_map: &self.group_map,
             counts: &self.counts,
             owner: PhantomData,
@@ -116,6 +153,38 @@ impl<'a> View<'a> {
     pub(crate) unsafe fn gathered(&self, members: usize, stride: usize) -> Rows<'a> {
         // SAFETY: as for `buffer`.
         unsafe { Rows::from_raw(self.gathered, members, stride) }
+    }
+
+    /// Scratch of each worker for the scores of a row.
+    ///
+    /// # Safety
+    /// The recording is the one that the view was made for.
+    pub(crate) unsafe fn scores(&self, recorded: &Recorded) -> Rows<'a> {
+        // SAFETY: as for `buffer`.
+        unsafe { Rows::from_raw(self.scores, self.workers, recorded.scores) }
+    }
+
+    /// The lists of choices.
+    ///
+    /// # Safety
+    /// The recording is the one that the view was made for.
+    pub(crate) unsafe fn choices(&self, recorded: &Recorded) -> Choices<'a> {
+        // SAFETY: as for `buffer`.
+        unsafe { Choices::from_raw(self.choices, recorded.choices, recorded.held) }
+    }
+
+    /// Rows of `width` for other lanes, and from them.
+    ///
+    /// # Safety
+    /// The recording is the one that the view was made for, and exchanges rows of this width.
+    pub(crate) unsafe fn exchanged(&self, recorded: &Recorded, width: usize) -> [Rows<'a>; 2] {
+        // SAFETY: as for `buffer`.
+        unsafe {
+            [
+                Rows::from_raw(self.exchanged, recorded.sent / width, width),
+                Rows::from_raw(self.exchanged.add(recorded.sent), recorded.received / width, width),
+            ]
+        }
     }
 }
 

@@ -25,6 +25,8 @@ pub struct WeightShare {
 pub(crate) enum Loaded {
     /// For a linear operator.
     Matrix(Matrix),
+    /// For the experts of a layer.
+    Experts(Experts),
     /// Norm weights and biases.
     Vector(Vec<f32>),
     /// Rows to look up, as they lie in the checkpoint.
@@ -39,6 +41,12 @@ pub(crate) struct Matrix {
     pub(crate) inputs: usize,
     /// Width of the output.
     pub(crate) outputs: usize,
+}
+
+/// The same matrix of every expert held here, one behind the other; all are cut into parts alike.
+pub(crate) struct Experts {
+    /// At least one.
+    pub(crate) matrices: Vec<Matrix>,
 }
 
 #[derive(PartialEq, Eq, Hash)]
@@ -104,6 +112,63 @@ impl Matrix {
     /// True if some of it can be multiplied with quantised activations.
     pub(crate) fn is_quantised(&self) -> bool {
         self.parts.iter().any(|part| part.weights.dtype.block_elements() > 1)
+    }
+
+    /// Bytes that one product reads.
+    pub(crate) fn bytes(&self) -> usize {
+        self.parts.iter().map(|part| part.weights.bytes()).sum()
+    }
+
+    /// Outputs of each part.
+    fn part_outputs(&self) -> impl Iterator<Item = usize> {
+        self.parts.iter().map(|part| part.weights.outputs)
+    }
+}
+
+impl Experts {
+    /// Packs the slices of every expert, or takes them from `share`.
+    pub(crate) fn load(
+        experts: &[Vec<Slice>],
+        share: &WeightShare,
+        pool: &mut Pool,
+    ) -> Result<Self, OpsError> {
+        let mut matrices: Vec<Matrix> = Vec::with_capacity(experts.len());
+        for (expert, parts) in experts.iter().enumerate() {
+            let matrix = Matrix::load(parts, share, pool)?;
+            if let Some(first) = matrices.first()
+                && (first.inputs != matrix.inputs || !first.part_outputs().eq(matrix.part_outputs()))
+            {
+                return Err(OpsError::Weights(format!(
+                    "expert {expert} has {} inputs and outputs {:?}, the first one {} and {:?}; all must be alike",
+                    matrix.inputs,
+                    matrix.part_outputs().collect::<Vec<_>>(),
+                    first.inputs,
+                    first.part_outputs().collect::<Vec<_>>(),
+                )));
+            }
+            matrices.push(matrix);
+        }
+        if matrices.is_empty() {
+            return Err(OpsError::Weights(
+                "a rank without experts; use at most as many lanes as experts".into(),
+            ));
+        }
+        Ok(Self { matrices })
+    }
+
+    /// Width of x.
+    pub(crate) fn inputs(&self) -> usize {
+        self.matrices[0].inputs
+    }
+
+    /// Width of the output.
+    pub(crate) fn outputs(&self) -> usize {
+        self.matrices[0].outputs
+    }
+
+    /// True if some of them can be multiplied with quantised activations.
+    pub(crate) fn is_quantised(&self) -> bool {
+        self.matrices.iter().any(Matrix::is_quantised)
     }
 }
 

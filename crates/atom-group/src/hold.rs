@@ -60,6 +60,8 @@ pub enum Release {
     Filled,
     /// All lanes have prompts, and no more come.
     Stalled,
+    /// `--step-ms-max` left a lane's prompts no row in the step before: that is wait enough.
+    Starved,
 }
 
 impl Hold {
@@ -111,8 +113,13 @@ impl Hold {
         if knobs.queue_ms_max.is_some_and(|max| prompts().any(|f| f.oldest_wait_ms >= max)) {
             return Some(Release::Queue);
         }
-        let limit = self.limit(knobs);
-        if self.steps >= limit {
+        let room = |f: &Facts| u64::from(rows_max.saturating_sub(f.decode_rows));
+        let pending: u64 = facts.iter().map(|f| room(f).min(f.prefill_rows.into())).sum();
+        let rows: u64 = facts.iter().map(room).sum();
+        if all && pending * 1000 >= rows * u64::from(knobs.target_fill_per_mille) {
+            return Some(Release::Filled);
+        }
+        if self.steps >= self.limit(knobs) {
             return Some(Release::Limit);
         }
         let partial = prompts().any(|f| f.flags.has(FactsFlags::PARTIAL));
@@ -121,12 +128,6 @@ impl Hold {
         }
         if !all {
             return None;
-        }
-        let room = |f: &Facts| u64::from(rows_max.saturating_sub(f.decode_rows));
-        let pending: u64 = facts.iter().map(|f| room(f).min(f.prefill_rows.into())).sum();
-        let rows: u64 = facts.iter().map(room).sum();
-        if pending * 1000 >= rows * u64::from(knobs.target_fill_per_mille) {
-            return Some(Release::Filled);
         }
         self.stalled = if pending > self.pending { 0 } else { self.stalled + 1 };
         self.pending = pending;
@@ -159,3 +160,7 @@ impl Hold {
 
 /// After so many releases without a hold one is tried again: a decode step in so many prefill steps.
 const PROBE_RELEASES: u32 = 16;
+
+#[cfg(test)]
+#[path = "hold_tests.rs"]
+mod tests;

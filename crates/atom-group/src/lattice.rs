@@ -307,6 +307,47 @@ mod tests {
     }
 
     #[test]
+    fn what_does_not_fit_the_workspace_is_refused_with_the_numbers() {
+        let args = LatticeArgs { rows_max: 2048, max_num_seqs: 8, multiple_of: 6, ..LatticeArgs::default() };
+        let bounded = |max| Lattice::new(&LatticeArgs { rows_workspace_max: Some(max), ..args.clone() });
+        assert_eq!(bounded(2052).unwrap().top().rows(), 2052);
+        let error = bounded(2051).unwrap_err();
+        let (rows, multiple_of, rows_workspace_max) = (2052, 6, 2051);
+        assert_eq!(error, LatticeError::Workspace { rows, multiple_of, rows_workspace_max, possible: 2046 });
+        for number in ["2052", "2051", "2046", "multiples of 6"] {
+            assert!(error.to_string().contains(number), "{error}");
+        }
+    }
+
+    /// (sglang PR#36262, #33200) Sizes 4, 12, 20 and 28 were not divisible by the attention ranks, which
+    /// was found while capturing the 43rd of 50 graphs.
+    #[test]
+    fn b_04_no_bucket_breaks_a_rule_of_the_mesh() {
+        for tp in [1, 2, 3, 4, 6, 8, 16] {
+            for tile in [1, 4, 6] {
+                for sizes in [None, Some(vec![1, 7, 100, 333, 500])] {
+                    let multiple_of = tp * tile;
+                    let rows_workspace_max = Some(600);
+                    let args = LatticeArgs {
+                        rows_max: 500,
+                        max_num_seqs: 10,
+                        sizes,
+                        multiple_of,
+                        rows_workspace_max,
+                    };
+                    let lattice = Lattice::new(&args).unwrap();
+                    let rows: Vec<_> = lattice.buckets().iter().map(|b| b.rows).collect();
+                    assert!(rows.iter().all(|r| r % multiple_of == 0), "tp {tp}, tile {tile}: {rows:?}");
+                    assert!(rows.is_sorted_by(|a, b| a < b), "{rows:?}");
+                    assert!((500..=600).contains(&lattice.top().rows), "{rows:?}");
+                    let mut out = lattice.buckets().iter();
+                    assert!(out.all(|b| b.out_rows == b.rows.min(10)), "{rows:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn the_variable_is_parsed_strictly() {
         assert_eq!(Lattice::parse_sizes(" 256, 512 "), Ok(Some(vec![256, 512])));
         assert_eq!(Lattice::parse_sizes("  "), Ok(None));

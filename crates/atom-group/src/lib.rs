@@ -45,6 +45,8 @@ mod settle;
 mod shape;
 mod state;
 mod sync;
+#[cfg(test)]
+mod testing;
 mod trace;
 
 pub use exchange::{Activity, Exchange, ExchangeError, Sighting};

@@ -26,9 +26,9 @@ impl Pace {
     /// Takes in a replay whose largest lane had `rows` rows.
     ///
     /// A first replay loads code and touches memory, so it counts for deadlines only. Then the estimate
-    /// rises half of the way to what was seen and falls a sixteenth, with what was seen taken at twice
-    /// the estimate at the most: near the upper end of what is usual, and one hiccup, however long, is
-    /// forgotten after ten replays. Replays that are mostly padding say nothing of full ones on
+    /// rises half of the way to what was seen and falls an eighth, with what was seen taken at twice
+    /// the estimate at the most: near the upper end of what is usual, and of one hiccup, however long,
+    /// little is left after ten replays. Replays that are mostly padding say nothing of full ones on
     /// backends that don't compute padding, so they can only raise it.
     pub(crate) fn observe(&mut self, bucket: Bucket, replay_us: u32, rows: u32, step: StepNo) {
         let at = bucket.index();
@@ -41,7 +41,7 @@ impl Pace {
             _ if is_first => return,
             0 if is_full => replay_us,
             _ if seen > typical => typical + (seen - typical).div_ceil(2),
-            1.. if is_full => typical - (typical - seen) / 16,
+            1.. if is_full => typical - (typical - seen) / 8,
             _ => return,
         };
         self.measured_at[at] = step;
@@ -97,3 +97,7 @@ impl Pace {
 
 /// Steps for which an estimate stands against what smaller buckets suggest.
 const FRESH_STEPS: u64 = 256;
+
+#[cfg(test)]
+#[path = "pace_tests.rs"]
+mod tests;

@@ -5,7 +5,7 @@
 //! leaves every lane with prompts a row, or has a bound on how long it does not.
 
 use crate::facts::Facts;
-use crate::hold::{Hold, Prefill};
+use crate::hold::{Hold, Prefill, Release};
 use crate::lattice::{Bucket, GroupRows};
 use crate::policy::{STARVED_STEPS_MAX, STEP_FIXED_ROWS};
 use crate::settle::{Grant, Grants, StepNote};
@@ -56,19 +56,21 @@ pub(crate) fn choose(state: &GroupState, facts: &[Facts]) -> Shape {
         edge_cut_rows: capped.prefill_rows() - grants.prefill_rows(),
     };
     let starved = |(f, g): (&Facts, &Grant)| f.prefill_rows > 0 && g.prefill_rows == 0;
-    let starved_steps = match facts.iter().zip(grants.as_slice()).any(starved) {
-        true if held => state.starved_steps,
-        true => state.starved_steps.saturating_add(1),
-        false => 0,
-    };
+    let is_starved = !held && facts.iter().zip(grants.as_slice()).any(starved);
+    let starved_steps = if is_starved { state.starved_steps.saturating_add(1) } else { 0 };
     Shape::Step { bucket, grants, note, hold, starved_steps }
 }
 
+/// Prompts that the cap left without a row are not held besides.
 fn hold(state: &GroupState, facts: &[Facts], cap: Bucket) -> (Hold, Prefill) {
     let mut hold = state.hold;
     let prefill = match &state.policy.alignment {
-        Some(knobs) => hold.decide(knobs, facts, cap.rows() as u32),
         None => Prefill::Free,
+        Some(_) if state.starved_steps > 0 => {
+            hold.rest();
+            Prefill::Released { steps: 0, why: Release::Starved }
+        }
+        Some(knobs) => hold.decide(knobs, facts, cap.rows() as u32),
     };
     (hold, prefill)
 }
@@ -187,3 +189,7 @@ fn spaced(state: &GroupState) -> bool {
 
 /// Steps between two recordings that are made while serving.
 const RECORD_SPACING_STEPS: u32 = 50;
+
+#[cfg(test)]
+#[path = "shape_tests.rs"]
+mod tests;

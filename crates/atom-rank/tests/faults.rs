@@ -3,12 +3,12 @@
 
 mod common;
 
-use atom_base::{FinishReason, RequestId, SamplingParams, ScoredToken, Seat};
+use atom_base::{FinishReason, RequestId, SamplingParams, Seat};
 use atom_engine::{EngineError, Event, Refusal};
 use atom_group::Patience;
-use atom_ops::{Backend, Collectives, OpsError, Recording, Reserve, Slice, StepInputs, Weight};
+use atom_ops::{Backend, OpsError, StepInputs};
 use atom_rank::{Host, HostError};
-use atom_weights::Tensor;
+use common::hooked::{Hooked, Hooks};
 use common::{Setup, ask, mesh, request, send, tiny};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -22,41 +22,14 @@ enum Fault {
     Hang(&'static Mutex<()>),
 }
 
-/// A CPU backend with a fault in one rank.
+/// Misbehaves after so many replays.
 struct Faulty {
-    inner: Box<dyn Backend>,
     fault: Fault,
     replays_left: usize,
 }
 
-impl Backend for Faulty {
-    fn load_matrix(&mut self, parts: &[Slice]) -> Result<Weight, OpsError> {
-        self.inner.load_matrix(parts)
-    }
-
-    fn load_vector(&mut self, parts: &[Slice]) -> Result<Weight, OpsError> {
-        self.inner.load_vector(parts)
-    }
-
-    fn load_table(&mut self, table: &Tensor) -> Result<Weight, OpsError> {
-        self.inner.load_table(table)
-    }
-
-    fn reserve(&mut self, reserve: &Reserve) -> Result<(), OpsError> {
-        self.inner.reserve(reserve)
-    }
-
-    fn record(&mut self, recording: Recording) -> Result<usize, OpsError> {
-        self.inner.record(recording)
-    }
-
-    fn replay(
-        &mut self,
-        recording: usize,
-        inputs: &StepInputs<'_>,
-        collectives: &dyn Collectives,
-        results: &mut [ScoredToken],
-    ) -> Result<(), OpsError> {
+impl Hooks for Faulty {
+    fn before_replay(&mut self, _: usize, _: &StepInputs<'_>) -> Result<(), OpsError> {
         if self.replays_left == 0 {
             match self.fault {
                 Fault::Panic => panic!("injected"),
@@ -65,7 +38,7 @@ impl Backend for Faulty {
             }
         }
         self.replays_left = self.replays_left.saturating_sub(1);
-        self.inner.replay(recording, inputs, collectives, results)
+        Ok(())
     }
 }
 
@@ -74,7 +47,9 @@ fn start(setup: &Setup, rank: u16, fault: Fault, after: usize) -> Result<Host, H
     let backend = move |seat: &Seat| {
         let inner = cpu(seat)?;
         Ok(match seat.rank.0 == rank {
-            true => Box::new(Faulty { inner, fault, replays_left: after }) as Box<dyn Backend>,
+            true => {
+                Box::new(Hooked { inner, hooks: Faulty { fault, replays_left: after } }) as Box<dyn Backend>
+            }
             false => inner,
         })
     };

@@ -5,11 +5,15 @@
 mod common;
 
 use atom_base::{SamplingParams, TokenId};
+use atom_model::{ExchangeChoice, ExpertLayout};
 use atom_rank::Host;
-use common::{Setup, ask, golden, greedy, ids, mesh, reference, request, tensors, tiny};
+use common::{
+    Setup, ask, expert_parallel, golden, greedy, ids, mesh, reference, request, tensors, tiny,
+};
 
 const MODELS: &[&str] =
     &["llama", "llama_tied", "llama_bias", "qwen2", "qwen2_untied", "qwen3", "qwen3_tied"];
+const MIXTURES: &[&str] = &["qwen3_moe", "qwen3_moe_unnormalised", "mixtral", "glm4_moe", "minimax_m2"];
 const PROMPTS: &[&str] = &["short", "chat", "long"];
 /// Absolute, in f32; logits have a standard deviation of about 3.
 const BOUND: f32 = 1e-3;
@@ -85,9 +89,49 @@ fn last_row_in_full(host: &Host, name: &str, reference: &serde_json::Value, last
 
 #[test]
 fn every_family_agrees_with_the_reference() {
-    for name in MODELS {
+    for name in MODELS.iter().chain(MIXTURES) {
         check(name, &Setup::default());
     }
+}
+
+/// `-tp N --enable-dp-attention` and one expert layout.
+fn group(ranks: u16, expert_parallel: bool, exchange: ExchangeChoice) -> Setup {
+    let experts = ExpertLayout { expert_parallel, exchange };
+    Setup { mesh: mesh(ranks, 1, true), experts, ..Setup::default() }
+}
+
+/// DTP2 and DTP4: every rank has a slice of each expert.
+#[test]
+fn slices_of_experts_in_every_rank_agree_with_the_reference() {
+    for name in MIXTURES {
+        check(name, &group(2, false, ExchangeChoice::Auto));
+    }
+    check("mixtral", &Setup { threads: 2, ..group(4, false, ExchangeChoice::Gather) });
+}
+
+/// DEP2, DEP4 and DEP8: every rank has some experts whole; both exchanges.
+#[test]
+fn whole_experts_spread_over_ranks_agree_with_the_reference() {
+    for name in MIXTURES {
+        check(name, &group(2, true, ExchangeChoice::Dispatch));
+        check(name, &group(4, true, ExchangeChoice::Gather));
+    }
+    check("glm4_moe", &Setup { threads: 2, ..group(4, true, ExchangeChoice::Auto) });
+    check("qwen3_moe", &group(8, true, ExchangeChoice::Auto));
+    check("minimax_m2", &group(8, true, ExchangeChoice::Gather));
+    // Uneven: 8 experts over 3 ranks.
+    check("mixtral", &group(3, true, ExchangeChoice::Dispatch));
+}
+
+/// Experts without DP attention: the ranks of one lane share rows, and the sum over the lane is all.
+#[test]
+fn experts_within_a_lane_agree_with_the_reference() {
+    for name in MIXTURES {
+        check(name, &Setup { mesh: mesh(2, 1, false), ..Setup::default() });
+        check(name, &Setup { mesh: mesh(2, 1, false), experts: expert_parallel(), ..Setup::default() });
+    }
+    // More ranks than key/value heads: norms over all heads count shared ones alike.
+    check("minimax_m2", &Setup { mesh: mesh(4, 1, false), ..Setup::default() });
 }
 
 #[test]

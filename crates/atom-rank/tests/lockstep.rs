@@ -10,7 +10,8 @@ use atom_group::{Alignment, Policy};
 use atom_model::{ExchangeChoice, ExpertLayout};
 use atom_ops::Backend;
 use atom_rank::Host;
-use common::trace::{Replayed, Trace, Traced};
+use common::hooked::Hooked;
+use common::trace::{Replayed, Trace, Tracer};
 use common::{Setup, ask, mesh, request, send, tiny};
 use std::sync::{Arc, Mutex};
 
@@ -38,12 +39,12 @@ fn start(setup: &Setup) -> (Host, Trace) {
     let trace: Trace = Arc::new(Mutex::new(vec![Vec::new(); setup.mesh.ranks()]));
     let (cpu, log) = (setup.cpu(), Arc::clone(&trace));
     let backend = move |seat: &atom_base::Seat| {
-        Ok(Box::new(Traced {
-            inner: cpu(seat)?,
+        let hooks = Tracer {
             rank: usize::from(seat.rank.0),
             trace: Arc::clone(&log),
             recordings: Vec::new(),
-        }) as Box<dyn Backend>)
+        };
+        Ok(Box::new(Hooked { inner: cpu(seat)?, hooks }) as Box<dyn Backend>)
     };
     (setup.start_with(&tiny("qwen3_moe"), backend), trace)
 }

@@ -105,6 +105,9 @@ pub enum Broken {
     /// A step whose bucket or grants don't follow from what was wanted.
     #[error("lane {lane}: wanted {wanted}, granted {granted}, in a bucket of {bucket} rows")]
     WrongGrant { lane: usize, wanted: String, granted: String, bucket: usize },
+    /// Prompts held for longer than any hold may last, or while nobody decodes.
+    #[error("prompts held for {steps} steps in succession, with {decode_rows} rows that decode")]
+    Held { steps: u32, decode_rows: u32 },
     /// Somebody waits for longer than the world exists.
     #[error("lane {lane}: somebody waits for {age_ms} ms in a world of {now_ms} ms")]
     WrongAge { lane: usize, age_ms: u32, now_ms: u64 },

@@ -60,24 +60,36 @@ impl Member {
         Ok(step)
     }
 
-    /// Does what the group does. `torn`: its part of a step fails, and so do its requests; the group
-    /// goes on.
+    /// Does what the group does: [`plan`](Self::plan), then [`execute`](Self::execute).
     pub fn perform(&mut self, step: &GroupStep, torn: bool) -> Result<(), Broken> {
+        self.plan(step)?;
+        self.execute(step, torn)
+    }
+
+    /// Plans its part of a step.
+    pub fn plan(&mut self, step: &GroupStep) -> Result<(), Broken> {
+        match step {
+            GroupStep::Step { grants, .. } => self.lane.commit(grants.as_slice()[self.place]),
+            GroupStep::Park | GroupStep::Exit(_) | GroupStep::Record(_) => Ok(()),
+        }
+    }
+
+    /// Computes what it planned, or records. `torn`: its part of a step fails, and so do its requests;
+    /// the group goes on.
+    pub fn execute(&mut self, step: &GroupStep, torn: bool) -> Result<(), Broken> {
         match step {
             GroupStep::Park | GroupStep::Exit(_) => {}
             GroupStep::Record(bucket) => {
                 let skewed = std::mem::take(&mut self.skew_next_recording);
                 self.last_signature = self.lane.device_mut().record(*bucket, skewed);
             }
-            GroupStep::Step { bucket, grants, .. } => {
-                self.lane.commit(grants.as_slice()[self.place])?;
-                if torn {
-                    self.last_signature = self.lane.replay_torn(*bucket)?;
-                    self.raise(FactsFlags::FAULT);
-                } else {
-                    self.last_signature = self.lane.replay(*bucket)?;
-                    self.lane.apply()?;
-                }
+            GroupStep::Step { bucket, .. } if torn => {
+                self.last_signature = self.lane.replay_torn(*bucket)?;
+                self.raise(FactsFlags::FAULT);
+            }
+            GroupStep::Step { bucket, .. } => {
+                self.last_signature = self.lane.replay(*bucket)?;
+                self.lane.apply()?;
             }
         }
         Ok(())

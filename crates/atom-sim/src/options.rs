@@ -1,6 +1,7 @@
 //! What kind of worlds are made. Parsed once.
 
-use atom_base::limits::RANKS_MAX;
+use atom_base::{Span, limits::RANKS_MAX};
+use atom_engine::Plan;
 use atom_group::Bucket;
 use std::ops::Range;
 use thiserror::Error;
@@ -22,13 +23,16 @@ pub struct WorldArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorldOptions(WorldArgs);
 
-/// Time of a step: a part for every step and a part for each row of the bucket.
+/// Time of a step: a part for every step, a part for each row of the bucket, and a part for what the
+/// busiest lane's rows attend to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CostModel {
     /// Every step, µs.
     pub step_us: u32,
     /// Each row of the bucket, padding too, µs.
     pub row_us: u32,
+    /// Each pair of a real row and a position that it reads, ns. The lane with most of them is waited for.
+    pub pair_ns: u32,
 }
 
 /// A world that can't be: the user's fault.
@@ -91,13 +95,21 @@ impl Default for WorldArgs {
 impl Default for CostModel {
     /// Of the order of a small model on a CPU; only proportions matter.
     fn default() -> Self {
-        Self { step_us: 2000, row_us: 100 }
+        Self { step_us: 2000, row_us: 100, pair_ns: 200 }
     }
 }
 
 impl CostModel {
-    pub(crate) fn of(self, bucket: Bucket) -> u64 {
-        u64::from(self.step_us) + u64::from(self.row_us) * bucket.rows() as u64
+    /// µs of a step in `bucket`, whose busiest lane reads `pairs` positions; see [`pairs`](Self::pairs).
+    pub fn of(self, bucket: Bucket, pairs: u64) -> u64 {
+        let rows = bucket.rows() as u64;
+        u64::from(self.step_us) + u64::from(self.row_us) * rows + u64::from(self.pair_ns) * pairs / 1000
+    }
+
+    /// Pairs of a row and a position that it reads, itself included.
+    pub fn pairs(plan: &Plan) -> u64 {
+        let span = |s: &Span| u64::from(s.rows) * (2 * u64::from(s.start) + u64::from(s.rows) + 1) / 2;
+        plan.spans.iter().map(span).sum()
     }
 }
 

@@ -52,6 +52,14 @@ pub struct Counts {
     pub steps: u64,
     pub records: u64,
     pub parks: u64,
+    /// Parks of a paused group that has work.
+    pub pauses: u64,
+    /// Steps in which prompts waited for other lanes'.
+    pub held_steps: u64,
+    /// Prompt rows put off by the bound of a step's time.
+    pub time_cut_rows: u64,
+    /// Prompt rows put off by the bound of padding.
+    pub edge_cut_rows: u64,
     /// Lanes times steps in which the lane had no row.
     pub idle_lane_steps: u64,
     pub requests: u64,
@@ -137,6 +145,10 @@ impl Counts {
             steps,
             records,
             parks,
+            pauses,
+            held_steps,
+            time_cut_rows,
+            edge_cut_rows,
             idle_lane_steps,
             requests,
             refused,
@@ -157,6 +169,10 @@ impl Counts {
             (&mut self.steps, steps),
             (&mut self.records, records),
             (&mut self.parks, parks),
+            (&mut self.pauses, pauses),
+            (&mut self.held_steps, held_steps),
+            (&mut self.time_cut_rows, time_cut_rows),
+            (&mut self.edge_cut_rows, edge_cut_rows),
             (&mut self.idle_lane_steps, idle_lane_steps),
             (&mut self.requests, requests),
             (&mut self.refused, refused),
@@ -194,6 +210,11 @@ impl fmt::Display for Report {
             f,
             "steps        {}; {} records, {} parks, {} lane steps without rows",
             c.steps, c.records, c.parks, c.idle_lane_steps
+        )?;
+        writeln!(
+            f,
+            "policy       {} steps held, {} rows cut by time, {} to an edge, {} parks with work",
+            c.held_steps, c.time_cut_rows, c.edge_cut_rows, c.pauses
         )?;
         writeln!(
             f,

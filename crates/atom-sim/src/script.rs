@@ -5,7 +5,8 @@ use crate::model::FakeModel;
 use crate::options::WorldArgs;
 use atom_base::{LaneId, RequestId, SamplingParams, StopParams, TokenId};
 use atom_engine::{EngineLimits, Request, SchedulerConfig};
-use atom_group::{Lattice, LatticeArgs};
+use atom_group::{Alignment, Lattice, LatticeArgs, Policy};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Everything that is not decided by the code under simulation.
@@ -15,10 +16,13 @@ pub(crate) struct Script {
     pub(crate) limits: EngineLimits,
     pub(crate) lattice: Lattice,
     pub(crate) record_all: bool,
+    pub(crate) policy: Policy,
     /// In order of time.
     pub(crate) arrivals: Vec<Arrival>,
     /// When each lane asks to leave.
     pub(crate) exits_us: Vec<u64>,
+    /// When each lane is asked to rest, and for how long: about the same time for all of them.
+    pub(crate) pauses_us: Vec<Vec<Range<u64>>>, // [lanes][pauses]
     /// Of 1000 ticks of a lane, in how many its youngest is made to give way.
     pub(crate) preempt_per_mille: u32,
     /// Of 1000 ticks of a lane, in how many it comes late.
@@ -83,15 +87,32 @@ impl Script {
         let arrivals = draw_arrivals(&mut dice, args, &limits);
         let last_us = arrivals.last().map_or(0, |a| a.at_us);
         let exits_us = (0..args.lanes).map(|_| last_us + dice.within(0..=50_000) as u64).collect();
+        let pauses_us = draw_pauses(&mut dice, args.lanes, last_us);
+        let calamity = if args.faults { draw_calamity(&mut dice, args.lanes) } else { Calamity::None };
+        let mut policy = draw_policy(&mut dice);
+        if matches!(calamity, Calamity::TornFacts { .. }) {
+            // A wrong time must not be acted upon before it is found: only the bucket would differ then,
+            // and no exchange would come.
+            policy.step_ms_max = None;
+        }
+        let multiple_of = dice.pick(&[1, 1, 1, 2, 3, 4]);
         let mut rate = |rates: &[u32]| if args.faults { dice.pick(rates) } else { 0 };
         Self {
             preempt_per_mille: rate(&[0, 0, 20, 200]),
             late_per_mille: rate(&[0, 0, 10, 300]),
             torn_per_mille: rate(&[0, 0, 0, 5, 50]),
             record_all: dice.chance(300),
-            lattice: Lattice::new(&LatticeArgs { rows_max, max_num_seqs, sizes, ..LatticeArgs::default() })
-                .expect("sizes are drawn within their bounds"),
-            calamity: if args.faults { draw_calamity(&mut dice, args.lanes) } else { Calamity::None },
+            lattice: Lattice::new(&LatticeArgs {
+                rows_max,
+                max_num_seqs,
+                sizes,
+                multiple_of,
+                rows_workspace_max: None,
+            })
+            .expect("sizes are drawn within their bounds"),
+            policy,
+            pauses_us,
+            calamity,
             scheduler,
             model,
             limits,
@@ -116,10 +137,12 @@ fn draw_model(dice: &mut Dice) -> FakeModel {
 fn draw_sizes(dice: &mut Dice, model: &FakeModel) -> SchedulerConfig {
     let page_size = dice.pick(&[1, 2, 3, 4, 8, 16]);
     let max_num_seqs = dice.within(1..=8);
-    let max_model_len = dice.within(4..=72);
+    // Few have prompts that are worth cutting to an edge; they take longer to run.
+    let is_wide = dice.chance(80);
+    let max_model_len = if is_wide { dice.within(150..=400) } else { dice.within(4..=72) };
     let longest = max_model_len.div_ceil(page_size);
     let pages = dice.within(longest.div_ceil(2).max(2)..=longest * 2 + 6) + 1;
-    let spread = dice.pick(&[1, 8, 64]);
+    let spread = if is_wide { 400 } else { dice.pick(&[1, 8, 64]) };
     SchedulerConfig {
         pages,
         page_size,
@@ -212,6 +235,36 @@ fn spoil(dice: &mut Dice, request: &mut Request, limits: &EngineLimits) -> &'sta
             "NoSuchLane"
         }
     }
+}
+
+/// Anything that a user may set, and now and then nothing.
+fn draw_policy(dice: &mut Dice) -> Policy {
+    let alignment = dice.chance(600).then(|| Alignment {
+        target_fill_per_mille: dice.within(50..=1000) as u32,
+        hold_steps_max: dice.within(1..=30) as u32,
+        partial_hold_steps_max: dice.pick(&[0, 2, 2, 8, 30]),
+        stall_steps: dice.within(1..=10) as u32,
+        kv_high_per_mille: dice.chance(500).then(|| dice.within(500..=1000) as u32),
+        kv_low_per_mille: dice.chance(100).then(|| dice.below(200) as u32),
+        queue_ms_max: dice.chance(300).then(|| dice.within(1..=100) as u32),
+    });
+    Policy {
+        alignment,
+        // A row takes 2.1 ms, most of the largest of these steps 9 ms and what they attend to.
+        step_ms_max: dice.chance(300).then(|| dice.within(2..=10) as u32),
+        padding_per_mille_max: dice.chance(700).then(|| dice.within(0..=600) as u32),
+    }
+}
+
+fn draw_pauses(dice: &mut Dice, lanes: usize, last_us: u64) -> Vec<Vec<Range<u64>>> {
+    let count = if dice.chance(400) { dice.within(1..=3) } else { 0 };
+    let starts: Vec<_> = (0..count).map(|_| dice.below(last_us as usize + 50_000) as u64).collect();
+    let mut pause = |start: u64| {
+        // Some lanes hear of it late, and one may not hear of it at all before it is over.
+        let from = start + dice.below(20_000) as u64;
+        from..from + dice.within(1000..=60_000) as u64
+    };
+    (0..lanes).map(|_| starts.iter().map(|&start| pause(start)).collect()).collect()
 }
 
 fn draw_calamity(dice: &mut Dice, lanes: usize) -> Calamity {

@@ -5,11 +5,14 @@ use crate::dice::Dice;
 use crate::lane::Lane;
 use crate::member::Member;
 use crate::model::{Ending, mix};
-use crate::options::WorldOptions;
+use crate::options::{CostModel, WorldOptions};
 use crate::report::{Failure, Report};
 use crate::script::{Arrival, Calamity, Script};
 use atom_base::RequestId;
-use atom_group::{Bucket, Divergence, ExitCause, Facts, FactsFlags, Grants, GroupState, GroupStep};
+use atom_group::{
+    Bucket, Divergence, ExitCause, Facts, FactsFlags, Grants, GroupState, GroupStep, HOLD_STEPS_MAX, Prefill,
+    StepNote,
+};
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,6 +33,8 @@ pub struct World {
     preemptions_left: usize,
     /// The calamity has begun.
     struck: bool,
+    /// Steps in succession in which prompts were held.
+    held: u32,
     report: Report,
 }
 
@@ -46,7 +51,8 @@ impl World {
     pub fn new(seed: u64, options: &WorldOptions) -> Self {
         let args = options.args();
         let mut script = Script::draw(seed, args);
-        let state = GroupState::new(Arc::new(script.lattice.clone()), args.lanes, script.record_all);
+        let state = GroupState::new(Arc::new(script.lattice.clone()), args.lanes, script.record_all)
+            .with_policy(script.policy);
         let member = |place| {
             let lane = Lane::new(script.scheduler.clone(), script.model.clone());
             Member::new(place, lane, state.clone())
@@ -62,6 +68,7 @@ impl World {
             aborts: BTreeMap::new(),
             preemptions_left: PREEMPTIONS_MAX,
             struck: false,
+            held: 0,
             report: Report::new(),
             script,
         }
@@ -84,7 +91,8 @@ impl World {
     }
 
     fn until_end(&mut self) -> Result<End, Broken> {
-        let ticks = TICKS_MIN + TICKS_PER_REQUEST * self.options.args().requests;
+        let length = self.script.limits.max_model_len.div_ceil(LENGTH_USUAL);
+        let ticks = TICKS_MIN + TICKS_PER_REQUEST * length * self.options.args().requests;
         for _ in 0..ticks {
             self.deliver()?;
             self.disturb();
@@ -101,6 +109,10 @@ impl World {
             member.lane.tick(self.now_us, self.tick);
             if self.script.exits_us[place] <= self.now_us {
                 member.raise(FactsFlags::EXIT);
+            }
+            match self.script.pauses_us[place].iter().any(|pause| pause.contains(&self.now_us)) {
+                true => member.raise(FactsFlags::PAUSE),
+                false => member.lower(FactsFlags::PAUSE),
             }
         }
         while self.pending.front().is_some_and(|a| a.at_us <= self.now_us) {
@@ -194,8 +206,9 @@ impl World {
             GroupStep::Exit(cause) => return Ok(Some(End::Exit(cause))),
             GroupStep::Park => self.park(&facts)?,
             GroupStep::Record(_) => self.record(&step)?,
-            GroupStep::Step { bucket, ref grants, .. } => {
+            GroupStep::Step { bucket, ref grants, note } => {
                 check_grants(&facts, bucket, grants)?;
+                self.check_note(&facts, note)?;
                 self.step(&step, bucket)?;
             }
         }
@@ -270,13 +283,20 @@ impl World {
     /// Sleeps until something happens.
     fn park(&mut self, facts: &[Facts]) -> Result<(), Broken> {
         self.report.counts.parks += 1;
+        let all = |flag| facts.iter().all(|f| f.flags.has(flag));
+        let paused = all(FactsFlags::PAUSE) && !all(FactsFlags::EXIT);
         if let Some(lane) = facts.iter().position(|f| f.decode_rows + f.prefill_rows > 0) {
-            let (wanted, granted) = (format!("{:?}", facts[lane]), "a pause".to_owned());
-            return Err(Broken::WrongGrant { lane, wanted, granted, bucket: 0 });
+            if !paused {
+                let (wanted, granted) = (format!("{:?}", facts[lane]), "a pause".to_owned());
+                return Err(Broken::WrongGrant { lane, wanted, granted, bucket: 0 });
+            }
+            self.report.counts.pauses += 1;
         }
         let arrival = self.pending.front().map(|a| a.at_us);
         let abort = self.aborts.keys().next().map(|&(at_us, _)| at_us);
-        let exits = self.script.exits_us.iter().copied().filter(|&at_us| at_us > self.now_us);
+        let resumes = self.script.pauses_us.iter().flatten().map(|pause| pause.end);
+        let later = |&at_us: &u64| at_us > self.now_us;
+        let exits = self.script.exits_us.iter().copied().chain(resumes).filter(later);
         let next = arrival.into_iter().chain(abort).chain(exits).min();
         // Without any event left, a lane was told to stop and the group parked all the same.
         self.now_us = next.unwrap_or(self.now_us).max(self.now_us);
@@ -289,21 +309,38 @@ impl World {
         self.members.iter_mut().try_for_each(|member| member.perform(step, false))
     }
 
+    /// A hold is bounded, and decode goes on meanwhile.
+    fn check_note(&mut self, facts: &[Facts], note: StepNote) -> Result<(), Broken> {
+        let counts = &mut self.report.counts;
+        counts.time_cut_rows += u64::from(note.time_cut_rows);
+        counts.edge_cut_rows += u64::from(note.edge_cut_rows);
+        let is_held = matches!(note.prefill, Prefill::Held { .. });
+        counts.held_steps += u64::from(is_held);
+        self.held = if is_held { self.held + 1 } else { 0 };
+        let decode_rows = facts.iter().map(|f| f.decode_rows).sum();
+        match is_held && (self.held > HOLD_STEPS_MAX || decode_rows == 0) {
+            true => Err(Broken::Held { steps: self.held, decode_rows }),
+            false => Ok(()),
+        }
+    }
+
     fn step(&mut self, step: &GroupStep, bucket: Bucket) -> Result<(), Broken> {
-        let cost_us = self.options.args().cost.of(bucket);
-        self.now_us += cost_us;
         self.report.counts.steps += 1;
         if self.dice.chance(500) {
             // Between what was wanted and what is planned: a plan may end up without a row.
             self.abort_due()?;
         }
         *self.report.buckets.entry(bucket.rows()).or_default() += 1;
+        self.members.iter_mut().try_for_each(|member| member.plan(step))?;
+        let pairs = self.members.iter().map(|member| CostModel::pairs(member.lane.plan())).max();
+        let cost_us = self.options.args().cost.of(bucket, pairs.unwrap_or(0));
+        self.now_us += cost_us;
         for place in 0..self.members.len() {
             let torn = self.dice.chance(self.script.torn_per_mille);
             self.report.counts.lane_faults += u64::from(torn);
             let member = &mut self.members[place];
             member.lane.tick(self.now_us, self.tick);
-            member.perform(step, torn)?;
+            member.execute(step, torn)?;
             // Replays of one bucket differ a little.
             member.took((cost_us + self.dice.below(200) as u64) as u32);
             let rows = member.lane.plan().rows();
@@ -405,8 +442,13 @@ fn check_ages(facts: &[Facts], now_us: u64) -> Result<(), Broken> {
     }
 }
 
-/// The bucket holds everybody; decode rows are granted whole; nobody gets more than asked for.
+/// The bucket holds everybody; decode rows are granted whole; nobody gets more than asked for; and
+/// somebody gets something.
 fn check_grants(facts: &[Facts], bucket: Bucket, grants: &Grants) -> Result<(), Broken> {
+    if grants.as_slice().iter().all(|g| g.rows() == 0) {
+        let (wanted, granted) = (format!("{:?}", facts[0]), "nothing, as everybody".to_owned());
+        return Err(Broken::WrongGrant { lane: 0, wanted, granted, bucket: bucket.rows() });
+    }
     for (lane, (want, grant)) in facts.iter().zip(grants.as_slice()).enumerate() {
         let right = grant.rows() as usize <= bucket.rows()
             && grant.decode_rows == want.decode_rows
@@ -434,8 +476,9 @@ const STREAM: u32 = 2;
 const PREEMPTIONS_MAX: usize = 200;
 /// How late a lane comes that is late, µs: far below any patience.
 const LATE_US_MAX: usize = 20_000;
-/// A world that takes more ticks runs in circles: requests have at most 96 tokens, and even one row a
+/// A world that takes more ticks runs in circles: requests have seldom more than 96 tokens, and even one row a
 /// step, one request after the other, with everybody giving way a few times, takes fewer.
+const LENGTH_USUAL: usize = 72;
 const TICKS_MIN: usize = 2000;
 const TICKS_PER_REQUEST: usize = 300;
 /// Virtual time of recording a bucket, µs.

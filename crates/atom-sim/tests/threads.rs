@@ -35,6 +35,7 @@ fn members() -> Vec<Member> {
 struct Inbox {
     requests: Mutex<VecDeque<Request>>,
     leave: AtomicBool,
+    pause: AtomicBool,
 }
 
 /// A lane that finds something wrong must not leave the others parked.
@@ -66,6 +67,12 @@ fn run(
         if inbox.leave.load(Ordering::SeqCst) {
             member.raise(FactsFlags::EXIT);
         }
+        let paused = inbox.pause.load(Ordering::SeqCst);
+        if paused {
+            member.raise(FactsFlags::PAUSE)
+        } else {
+            member.lower(FactsFlags::PAUSE)
+        }
         let facts = member.facts(0);
         exchange.exchange(place, &facts, PATIENCE, &mut all)?;
         let step = member.settle(&all).unwrap();
@@ -83,6 +90,7 @@ fn run(
                 exchange.park(place, member.state().next_step(), || {
                     !inbox.requests.lock().unwrap().is_empty()
                         || inbox.leave.load(Ordering::SeqCst) != left_before
+                        || inbox.pause.load(Ordering::SeqCst) != paused
                 })?;
             }
             GroupStep::Record(_) | GroupStep::Step { .. } => {}
@@ -162,6 +170,53 @@ fn next_ending(endings: &mpsc::Receiver<RequestId>) -> RequestId {
         Err(mpsc::RecvTimeoutError::Timeout) => give_up("requests don't end: a lost wake-up"),
         Err(mpsc::RecvTimeoutError::Disconnected) => panic!("lanes are gone with requests left"),
     }
+}
+
+/// (vllm#36594, #51476) Pause with work under way, requests to a paused group, resume, in every order:
+/// a paused group sleeps, nothing is lost, and what came during the pause is answered after it.
+#[test]
+fn b_17_pause_and_resume_over_threads() {
+    const ROUNDS: u64 = 50;
+    let exchange = Exchange::new(LANES, 10);
+    let inboxes: [Inbox; LANES] = Default::default();
+    let (ended, endings) = mpsc::channel();
+    let tell = |pause: bool, first: usize| {
+        for lane in 0..LANES {
+            inboxes[(first + lane) % LANES].pause.store(pause, Ordering::SeqCst);
+            exchange.ring();
+        }
+    };
+    let send = |id: u64, tokens: u32| {
+        let request = request(id, 1 + id as usize % 30, tokens, SamplingParams::greedy());
+        inboxes[id as usize % LANES].requests.lock().unwrap().push_back(request);
+        exchange.ring();
+    };
+    std::thread::scope(|scope| {
+        for (place, mut member) in members().into_iter().enumerate() {
+            let (exchange, inbox, ended) = (&exchange, &inboxes[place], ended.clone());
+            scope.spawn(move || {
+                run(&mut member, place, exchange, inbox, &ended).unwrap();
+                member.lane.check_baseline().unwrap();
+            });
+        }
+        drop(ended);
+        for round in 1..=ROUNDS {
+            let (before, during) = (2 * round, 2 * round + 1);
+            send(before, 40);
+            tell(true, round as usize % LANES);
+            send(during, 5);
+            wait_until_parked(&exchange);
+            tell(false, (round as usize + 1) % LANES);
+            // The first may have ended before all lanes were paused.
+            let mut both = [next_ending(&endings), next_ending(&endings)];
+            both.sort_unstable();
+            assert_eq!(both, [RequestId(before), RequestId(during)]);
+        }
+        // Paused lanes can be told to leave.
+        tell(true, 0);
+        inboxes.iter().for_each(|inbox| inbox.leave.store(true, Ordering::SeqCst));
+        exchange.ring();
+    });
 }
 
 /// Everybody busy, work all at once.

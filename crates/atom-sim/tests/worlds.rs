@@ -39,6 +39,10 @@ fn worlds_hold_what_they_are_meant_to_hold() {
     for (what, count) in [
         ("records", c.records),
         ("parks", c.parks),
+        ("parks with work", c.pauses),
+        ("steps with prompts held", c.held_steps),
+        ("rows cut by a step's time", c.time_cut_rows),
+        ("rows cut to an edge", c.edge_cut_rows),
         ("lane steps without rows", c.idle_lane_steps),
         ("refused", c.refused),
         ("finished", c.finished),

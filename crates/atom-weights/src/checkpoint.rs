@@ -41,6 +41,8 @@ enum Source {
     Gguf(Gguf),
     Folder { raw_config: Value },
     Synthetic { raw_config: Value },
+    /// A folder's configuration and tokenizer with synthetic tensors.
+    Dummy { raw_config: Value },
 }
 
 impl Checkpoint {
@@ -126,9 +128,21 @@ impl Checkpoint {
         let raw_config: Value = serde_json::from_str(config_json)
             .map_err(|source| WeightsError::Json { path: origin.to_owned(), source })?;
         let config = from_json(origin, &raw_config)?;
-        let tensors = synthetic::tensors(&config, salt)?;
+        let tensors = synthetic::tensors(&config, salt, DType::F32)?;
         let entries = tensors.into_iter().map(|(name, tensor)| (name, Entry::Readable(tensor))).collect();
         Self::assemble(origin, config, Source::Synthetic { raw_config }, entries)
+    }
+
+    /// The model that a folder's config.json describes, with synthetic weights in place of its own:
+    /// nothing else of the folder is read, and no weights need to be there. Matrices are of type `dtype`
+    /// (vectors, routers and rows that are not whole blocks are f32); elements are those of
+    /// [`synthetic`](Self::synthetic) with salt 0, rounded.
+    pub fn dummy(folder: impl AsRef<Path>, dtype: DType) -> Result<Self, WeightsError> {
+        let folder = folder.as_ref();
+        let (raw_config, config) = folder::configuration(folder)?;
+        let tensors = synthetic::tensors(&config, 0, dtype)?;
+        let entries = tensors.into_iter().map(|(name, tensor)| (name, Entry::Readable(tensor))).collect();
+        Self::assemble(folder, config, Source::Dummy { raw_config }, entries)
     }
 
     /// The parsed configuration.
@@ -140,7 +154,9 @@ impl Checkpoint {
     pub fn raw_config(&self) -> Option<&Value> {
         match &self.source {
             Source::Gguf(_) => None,
-            Source::Folder { raw_config } | Source::Synthetic { raw_config } => Some(raw_config),
+            Source::Folder { raw_config }
+            | Source::Synthetic { raw_config }
+            | Source::Dummy { raw_config } => Some(raw_config),
         }
     }
 
@@ -148,14 +164,14 @@ impl Checkpoint {
     pub fn gguf(&self) -> Option<&Gguf> {
         match &self.source {
             Source::Gguf(gguf) => Some(gguf),
-            Source::Folder { .. } | Source::Synthetic { .. } => None,
+            Source::Folder { .. } | Source::Synthetic { .. } | Source::Dummy { .. } => None,
         }
     }
 
     /// The folder with tokenizer.json and its companions, where the checkpoint is one.
     pub fn folder(&self) -> Option<&Path> {
         match &self.source {
-            Source::Folder { .. } => Some(&self.origin),
+            Source::Folder { .. } | Source::Dummy { .. } => Some(&self.origin),
             Source::Gguf(_) | Source::Synthetic { .. } => None,
         }
     }

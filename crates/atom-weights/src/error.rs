@@ -1,5 +1,6 @@
 //! What can be wrong with a checkpoint.
 
+use crate::tensor::DType;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
@@ -110,12 +111,14 @@ pub enum WeightsError {
     },
     /// A synthetic model would not fit into memory by any measure: the user's configuration.
     #[error(
-        "a synthetic model of this configuration takes {bytes} bytes as f32; at most {max} are made. \
+        "a synthetic model of this configuration takes {bytes} bytes as {dtype:?}; at most {max} are made. \
          Lower num_hidden_layers, hidden_size or vocab_size"
     )]
     SyntheticSize {
         /// What it would take.
         bytes: u128,
+        /// In this type.
+        dtype: DType,
         /// The bound.
         max: u128,
     },

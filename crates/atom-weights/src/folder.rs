@@ -41,17 +41,23 @@ pub(crate) fn open(path: &Path) -> Result<Contents, WeightsError> {
         Err(found) => return Err(no_checkpoint(path, found)),
     };
     // The configuration first: "this family is not supported" says more than what follows from it.
-    let raw_config = json(&path.join(CONFIG))?;
-    let mut config = from_json(&path.join(CONFIG), &raw_config)?;
-    if has(GENERATION_CONFIG) {
-        add_end_tokens(&mut config, &path.join(GENERATION_CONFIG))?;
-    }
+    let (raw_config, config) = configuration(path)?;
     let Shards { entries, unlisted } = match single_name {
         Some(name) => single(path, name)?,
         None => listed(path)?,
     };
     let entries = experts::unify(entries, &config, path)?;
     Ok(Contents::Safetensors(Box::new(Folder { config, raw_config, entries, unlisted })))
+}
+
+/// config.json as it is and as it is understood, with the end tokens of generation_config.json.
+pub(crate) fn configuration(path: &Path) -> Result<(Value, ModelConfig), WeightsError> {
+    let raw_config = json(&path.join(CONFIG))?;
+    let mut config = from_json(&path.join(CONFIG), &raw_config)?;
+    if path.join(GENERATION_CONFIG).exists() {
+        add_end_tokens(&mut config, &path.join(GENERATION_CONFIG))?;
+    }
+    Ok((raw_config, config))
 }
 
 /// Which of a folder's files hold the weights.

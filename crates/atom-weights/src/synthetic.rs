@@ -3,22 +3,63 @@
 use crate::config::ModelConfig;
 use crate::error::WeightsError;
 use crate::family::{self, Role, TensorSpec};
-use crate::tensor::Tensor;
+use crate::quant::quantize;
+use crate::tensor::{DType, Tensor};
 use atom_base::rng::philox;
 use std::f64::consts::TAU;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// All tensors of a model, as f32. See [`Checkpoint::synthetic`](crate::Checkpoint::synthetic) for the rule.
-pub(crate) fn tensors(config: &ModelConfig, salt: u64) -> Result<Vec<(String, Tensor)>, WeightsError> {
+/// All tensors of a model; matrices in `dtype`, vectors in f32. See
+/// [`Checkpoint::synthetic`](crate::Checkpoint::synthetic) for the rule. Made by as many threads as there
+/// are cores.
+pub(crate) fn tensors(
+    config: &ModelConfig,
+    salt: u64,
+    dtype: DType,
+) -> Result<Vec<(String, Tensor)>, WeightsError> {
     let specs = family::tensors(config);
-    let bytes = specs.iter().map(|spec| 4 * spec.shape.iter().map(|&n| n as u128).product::<u128>()).sum();
+    let bytes = specs.iter().map(|spec| bytes_of(spec, dtype)).sum();
     if bytes > BYTES_MAX {
-        return Err(WeightsError::SyntheticSize { bytes, max: BYTES_MAX });
+        return Err(WeightsError::SyntheticSize { bytes, dtype, max: BYTES_MAX });
     }
-    let make = |spec: TensorSpec| {
-        let values = values(&spec, config.tied_embeddings, salt);
-        (spec.name, Tensor::from_f32(spec.shape, values))
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut made = Vec::new();
+        while let Some(spec) = specs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            made.push((spec.name.clone(), tensor(spec, config.tied_embeddings, salt, dtype)));
+        }
+        made
     };
-    Ok(specs.into_iter().map(make).collect())
+    Ok(std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().flat_map(|w| w.join().expect("making numbers does not panic")).collect()
+    }))
+}
+
+fn bytes_of(spec: &TensorSpec, dtype: DType) -> u128 {
+    let elements: u128 = spec.shape.iter().map(|&n| n as u128).product();
+    let dtype = stored(spec, dtype);
+    elements * dtype.block_bytes() as u128 / dtype.block_elements() as u128
+}
+
+/// Vectors and routers stay exact, and so do rows that are not whole blocks, as converters of checkpoints
+/// leave them.
+fn stored(spec: &TensorSpec, dtype: DType) -> DType {
+    match spec.role {
+        _ if !spec.shape.last().is_some_and(|n| n.is_multiple_of(dtype.block_elements())) => DType::F32,
+        Role::Norm | Role::Bias | Role::SelectionBias | Role::Router => DType::F32,
+        Role::Embedding | Role::Head | Role::Matrix | Role::ResidualMatrix => dtype,
+    }
+}
+
+fn tensor(spec: &TensorSpec, tied: bool, salt: u64, dtype: DType) -> Tensor {
+    let values = values(spec, tied, salt);
+    let dtype = stored(spec, dtype);
+    let bytes = quantize(dtype, &values);
+    let len = bytes.len();
+    Tensor::new(dtype, spec.shape.clone(), Arc::new(bytes), 0, len)
 }
 
 fn values(spec: &TensorSpec, tied: bool, salt: u64) -> Vec<f32> {

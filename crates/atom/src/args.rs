@@ -60,6 +60,11 @@ pub(crate) struct EngineArgs {
     #[command(flatten)]
     pub(crate) source: SourceArgs,
 
+    /// Random weights of this type [bf16 if none is named] in place of the model's own: --model is a folder with
+    /// config.json and the tokenizer, and no weights are needed. For measuring a shape; the answers mean nothing.
+    #[arg(long, value_enum, value_name = "TYPE", num_args = 0..=1, require_equals = true, default_missing_value = "bf16")]
+    pub(crate) load_dummy: Option<DummyType>,
+
     /// Where to compute. This build has the CPU backend; auto takes it.
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     pub(crate) device: Device,
@@ -179,8 +184,6 @@ pub(crate) struct EngineArgs {
 pub(crate) struct UnbuiltArgs {
     #[arg(long, hide = true)]
     enforce_eager: bool,
-    #[arg(long, hide = true)]
-    load_dummy: bool,
     #[arg(long, hide = true, value_name = "KEY")]
     api_key: Option<String>,
     #[arg(long, hide = true, value_name = "METHOD")]
@@ -194,7 +197,7 @@ pub(crate) struct UnbuiltArgs {
 impl EngineArgs {
     /// What isn't built is refused and never ignored.
     pub(crate) fn refuse_unbuilt(&self) -> anyhow::Result<()> {
-        let UnbuiltArgs { enforce_eager, load_dummy, .. } = self.unbuilt;
+        let UnbuiltArgs { enforce_eager, .. } = self.unbuilt;
         let flags = [
             ("--device cuda", self.device == Device::Cuda, "this build computes on the CPU"),
             (
@@ -202,7 +205,6 @@ impl EngineArgs {
                 enforce_eager,
                 "every step replays a recording, which costs nothing on a CPU",
             ),
-            ("--load-dummy", load_dummy, "weights are always read"),
             ("--api-key", self.unbuilt.api_key.is_some(), "put a proxy that checks keys in front"),
             ("--quantization", self.unbuilt.quantization.is_some(), "the checkpoint's own format is used"),
             ("--method", self.unbuilt.method.is_some(), "there is no speculation"),
@@ -381,6 +383,20 @@ pub(crate) enum ActivationsArg {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum DummyType {
+    F32,
+    F16,
+    Bf16,
+    #[value(name = "q8_0")]
+    Q8,
+    #[value(name = "q4_0")]
+    Q40,
+    #[value(name = "q4_1")]
+    Q41,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum MoeExchangeArg {
     Auto,
     Gather,
@@ -473,7 +489,7 @@ mod tests {
     #[test]
     fn what_is_not_built_is_refused_by_name() {
         for flag in
-            ["--enforce-eager", "--device=cuda", "--load-dummy", "--api-key=x"]
+            ["--enforce-eager", "--device=cuda", "--api-key=x"]
         {
             let Command::Serve(args) = parse(&["atom", "serve", flag]).unwrap().command else { panic!() };
             let refusal = args.engine.refuse_unbuilt().unwrap_err().to_string();

@@ -1,7 +1,7 @@
 //! From arguments to a running host: model found and opened, layout checked, memory planned, ranks
 //! started.
 
-use crate::args::{ActivationsArg, EngineArgs, IsaArg, KvCacheDType, LoadBalanceArg, MoeExchangeArg};
+use crate::args::{ActivationsArg, DummyType, EngineArgs, IsaArg, KvCacheDType, LoadBalanceArg, MoeExchangeArg};
 use crate::models;
 use crate::text::Text;
 use anyhow::{Context, Result, bail, ensure};
@@ -15,6 +15,7 @@ use atom_rank::{Host, HostConfig, LoadBalance, Progress};
 use atom_weights::{Checkpoint, DType, ModelConfig};
 use std::collections::BTreeSet;
 use std::io::IsTerminal;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -30,8 +31,7 @@ pub(crate) struct Running {
 pub(crate) fn launch(args: &EngineArgs) -> Result<Running> {
     args.refuse_unbuilt()?;
     let start = Instant::now();
-    let model = models::resolve(&args.model, &args.source)?;
-    let checkpoint = Arc::new(Checkpoint::open(&model.path).context("opening the model")?);
+    let (served_name, checkpoint) = open(args)?;
     let text = Text::load(&checkpoint, args.chat_template.as_deref())?;
     ensure!(
         text.tokenizer.vocab_size() <= checkpoint.config().vocab_size,
@@ -39,7 +39,7 @@ pub(crate) fn launch(args: &EngineArgs) -> Result<Running> {
         text.tokenizer.vocab_size(),
         checkpoint.config().vocab_size
     );
-    tracing::info!("{}: {}", model.served_name, checkpoint.description());
+    tracing::info!("{served_name}: {}", checkpoint.description());
     refuse_unused_layers(&checkpoint)?;
     let threads = Threads::new(args)?;
     let config = host_config(args, &checkpoint, &text, &threads)?;
@@ -57,7 +57,32 @@ pub(crate) fn launch(args: &EngineArgs) -> Result<Running> {
     let host = Host::start(&config, &checkpoint, backend, progress(config.mesh.ranks()))?;
     tracing::info!("ready in {:.2} s", start.elapsed().as_secs_f64());
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
-    Ok(Running { host, text, served_name: model.served_name, seed: args.seed.unwrap_or_else(clock) })
+    Ok(Running { host, text, served_name, seed: args.seed.unwrap_or_else(clock) })
+}
+
+/// The model with its weights, or its shape with random ones.
+fn open(args: &EngineArgs) -> Result<(String, Arc<Checkpoint>)> {
+    let Some(dummy) = args.load_dummy else {
+        let model = models::resolve(&args.model, &args.source)?;
+        return Ok((model.served_name, Arc::new(Checkpoint::open(&model.path).context("opening the model")?)));
+    };
+    let folder = Path::new(&args.model);
+    ensure!(
+        folder.join("config.json").is_file(),
+        "--load-dummy needs a folder with config.json and the tokenizer; {} is none",
+        folder.display()
+    );
+    let dtype = match dummy {
+        DummyType::F32 => DType::F32,
+        DummyType::F16 => DType::F16,
+        DummyType::Bf16 => DType::BF16,
+        DummyType::Q8 => DType::Q8_0,
+        DummyType::Q40 => DType::Q4_0,
+        DummyType::Q41 => DType::Q4_1,
+    };
+    let name = folder.canonicalize()?.file_name().map_or_else(|| "dummy".into(), |n| n.to_string_lossy().into());
+    tracing::warn!("--load-dummy: the weights are random, and so will be the answers");
+    Ok((name, Arc::new(Checkpoint::dummy(folder, dtype).context("making a model of random weights")?)))
 }
 
 /// Tensors of layers that the configuration doesn't mention: the checkpoint is damaged, or a model that this

@@ -42,7 +42,7 @@ impl<E: Element> Kernel for Plain<E> {
     #[inline(always)]
     unsafe fn row(operands: &Operands<'_>, row: usize) -> Self::Row {
         // SAFETY: passed on.
-        unsafe { operands.x.row(operands.map.at(row)).as_ptr() }
+        unsafe { operands.x.row(operands.x_rows.at(row)).as_ptr() }
     }
 
     #[inline(always)]

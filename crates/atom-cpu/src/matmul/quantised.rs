@@ -71,10 +71,10 @@ impl<Q: Blocks> Kernel for Q {
 
     #[inline(always)]
     unsafe fn row(operands: &Operands<'_>, row: usize) -> Self::Row {
-        let Codes { codes, scales } = operands.codes.expect("chosen only when there are codes");
+        let Codes { codes, scales, rows } = operands.codes.expect("chosen only when there are codes");
         // SAFETY: passed on.
         unsafe {
-            let planes = codes.width() / operands.x.width();
+            let (planes, row) = (codes.width() / operands.x.width(), rows.at(row));
             Quantised { codes: codes.row(row).as_ptr(), scales: scales.row(row).as_ptr(), planes }
         }
     }
@@ -204,7 +204,7 @@ impl<Q: Blocks> Kernel for Exact<Q> {
     #[inline(always)]
     unsafe fn row(operands: &Operands<'_>, row: usize) -> Self::Row {
         // SAFETY: passed on.
-        unsafe { operands.x.row(operands.map.at(row)).as_ptr() }
+        unsafe { operands.x.row(operands.x_rows.at(row)).as_ptr() }
     }
 
     #[inline(always)]

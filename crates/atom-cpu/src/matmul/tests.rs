@@ -7,10 +7,11 @@ use atom_ops::Slice;
 use atom_weights::Tensor;
 use std::sync::Arc;
 
-const DTYPES: [DType; 6] = [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_1];
+pub(crate) const DTYPES: [DType; 6] =
+    [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_1];
 
 /// A tensor of random bits that mean numbers of about 1.
-fn random_tensor(dtype: DType, rows: usize, cols: usize, seed: u64) -> Tensor {
+pub(crate) fn random_tensor(dtype: DType, rows: usize, cols: usize, seed: u64) -> Tensor {
     let mut count = 0;
     let mut draw = || {
         count += 1;
@@ -44,7 +45,7 @@ fn random_tensor(dtype: DType, rows: usize, cols: usize, seed: u64) -> Tensor {
 }
 
 /// Element `col` of a row's bytes, as the format defines it.
-fn element(dtype: DType, row: &[u8], col: usize) -> f64 {
+pub(crate) fn element(dtype: DType, row: &[u8], col: usize) -> f64 {
     let half = |at: usize| f64::from(f16::from_le_bytes([row[at], row[at + 1]]));
     let block = col / 32 * dtype.block_bytes();
     let nibble = |codes: usize| {
@@ -68,7 +69,8 @@ struct Case {
     /// Rows of x and out are listed with gaps between them.
     listed: bool,
     bias: bool,
-    int8: bool,
+    /// Planes of codes of a row; f32 if there are none.
+    planes: usize,
 }
 
 struct Made {
@@ -89,15 +91,16 @@ impl Case {
     }
 
     fn quantised(&self) -> bool {
-        self.int8 && self.parts.iter().any(|part| part.tensor.dtype.block_elements() > 1)
+        self.planes > 0 && self.parts.iter().any(|part| part.tensor.dtype.block_elements() > 1)
     }
 
     fn make(&self) -> Made {
         let (inputs, gap) = (self.inputs(), if self.listed { 3 } else { 1 });
         let map: Vec<u32> = (0..self.rows as u32).map(|row| row * gap).collect();
         let mut x = vec![f32::NAN; self.rows * gap as usize * inputs];
+        let width = self.planes * inputs;
         let (mut codes, mut scales) =
-            (vec![0; self.rows * inputs], vec![BlockScale::default(); self.rows * inputs / 32]);
+            (vec![0; self.rows * width], vec![BlockScale::default(); self.rows * width / 32]);
         for row in 0..self.rows {
             let at = map[row] as usize * inputs;
             for k in 0..inputs {
@@ -105,8 +108,8 @@ impl Case {
                 x[at + k] = 2.0 * uniform(11, row as u32, k as u32, 0) - 1.0;
             }
             if self.quantised() {
-                let (codes, scales) = (&mut codes[row * inputs..], &mut scales[row * inputs / 32..]);
-                let (codes, scales) = (&mut codes[..inputs], &mut scales[..inputs / 32]);
+                let (codes, scales) = (&mut codes[row * width..], &mut scales[row * width / 32..]);
+                let (codes, scales) = (&mut codes[..width], &mut scales[..width / 32]);
                 quantise_row(Isa::Portable, &x[at..at + inputs], codes, scales);
             }
         }
@@ -128,13 +131,16 @@ impl Case {
         let mut out = vec![f32::NAN; x.len() / self.inputs() * column];
         let operands = Operands {
             x: Rows::new(&mut x, self.inputs()),
+            x_rows: if self.listed { RowMap::Listed(&map) } else { RowMap::Dense },
             codes: self.quantised().then(|| Codes {
-                codes: Rows::new(&mut codes, self.inputs()),
-                scales: Rows::new(&mut scales, self.inputs() / 32),
+                codes: Rows::new(&mut codes, self.planes * self.inputs()),
+                scales: Rows::new(&mut scales, self.planes * self.inputs() / 32),
+                rows: RowMap::Dense,
             }),
             bias: self.bias.then_some(&bias),
             out: Rows::new(&mut out, column),
-            map: if self.listed { RowMap::Listed(&map) } else { RowMap::Dense },
+            out_rows: if self.listed { RowMap::Listed(&map) } else { RowMap::Dense },
+            weights: None,
             rows: self.rows,
         };
         for worker in 0..workers {
@@ -162,9 +168,10 @@ impl Case {
                     let start = if self.bias { f64::from(bias[output]) } else { 0.0 };
                     let (mut sum, mut size) = (start, start.abs());
                     for k in 0..inputs {
-                        let x = if self.int8 && dtype.block_elements() > 1 {
-                            let at = row * inputs + k;
-                            f64::from(codes[at]) * f64::from(scales[at / 32].step)
+                        let x = if self.planes > 0 && dtype.block_elements() > 1 {
+                            let plane = |plane| (row * self.planes + plane) * inputs + k;
+                            let at = (0..self.planes).map(plane);
+                            at.map(|at| f64::from(codes[at]) * f64::from(scales[at / 32].step)).sum()
                         } else {
                             f64::from(x[map[row] as usize * inputs + k])
                         };
@@ -181,7 +188,7 @@ impl Case {
 
     fn check(&self, pool: &mut Pool) -> Vec<f32> {
         let dtypes: Vec<_> = self.parts.iter().map(|part| &part.tensor).collect();
-        let what = format!("{dtypes:?}, {} rows, int8 {}", self.rows, self.int8);
+        let what = format!("{dtypes:?}, {} rows, {} planes", self.rows, self.planes);
         let product = self.product(Isa::Portable, 1, pool);
         for (i, (&got, (want, size))) in product.iter().zip(self.reference()).enumerate() {
             assert!(
@@ -217,8 +224,8 @@ fn whole(tensor: Tensor) -> Slice {
 fn products_are_right_and_have_the_same_bits_in_every_company() {
     let mut pool = Pool::new(2, &[]).unwrap();
     for (d, dtype) in DTYPES.into_iter().enumerate() {
-        for int8 in [false, true] {
-            if int8 && dtype.block_elements() == 1 {
+        for planes in [0, 1, 2] {
+            if planes > 0 && dtype.block_elements() == 1 {
                 continue;
             }
             for (outputs, inputs) in [(1, 32), (16, 64), (83, 608), (130, 96)] {
@@ -229,7 +236,7 @@ fn products_are_right_and_have_the_same_bits_in_every_company() {
                     rows,
                     listed: false,
                     bias: false,
-                    int8,
+                    planes,
                 };
                 let all = alone(5).check(&mut pool);
                 for rows in [1, 2, 3] {
@@ -249,8 +256,7 @@ fn products_are_right_and_have_the_same_bits_in_every_company() {
 fn a_few_hundred_rows_are_multiplied_chunk_by_chunk() {
     let mut pool = Pool::new(1, &[]).unwrap();
     let tensor = random_tensor(DType::Q4_1, 20, 64, 1);
-    let case =
-        |rows| Case { parts: vec![whole(tensor.clone())], rows, listed: false, bias: true, int8: true };
+    let case = |rows| Case { parts: vec![whole(tensor.clone())], rows, listed: false, bias: true, planes: 1 };
     let few = case(CHUNK_ROWS).check(&mut pool);
     for rows in [CHUNK_ROWS + 1, 3 * CHUNK_ROWS - 1] {
         for workers in [1, 2, 7] {
@@ -265,7 +271,7 @@ fn a_few_hundred_rows_are_multiplied_chunk_by_chunk() {
 #[test]
 fn slices_of_several_tensors_stand_side_by_side() {
     let mut pool = Pool::new(3, &[]).unwrap();
-    for int8 in [false, true] {
+    for planes in [0, 1, 2] {
         let part = |dtype, rows, cols| Slice { tensor: random_tensor(dtype, 40, 224, 9), rows, cols };
         let parts = vec![
             part(DType::Q4_1, 3..40, 32..192),
@@ -276,7 +282,7 @@ fn slices_of_several_tensors_stand_side_by_side() {
             part(DType::F16, 1..34, 64..224),
         ];
         for rows in [0, 1, 4] {
-            Case { parts: parts.clone(), rows, listed: true, bias: true, int8 }.check(&mut pool);
+            Case { parts: parts.clone(), rows, listed: true, bias: true, planes }.check(&mut pool);
         }
     }
 }

@@ -17,12 +17,18 @@ pub struct Meeting<'a> {
 /// Where the members meet.
 pub struct Meetings {
     posts: Vec<Mutex<Vec<f32>>>,
+    /// What of a post goes to whom, if it isn't the same for all.
+    counts: Vec<Mutex<Vec<usize>>>,
     barrier: Barrier,
 }
 
 impl Meetings {
     pub fn new(members: usize) -> Self {
-        Self { posts: (0..members).map(|_| Mutex::default()).collect(), barrier: Barrier::new(members) }
+        Self {
+            posts: (0..members).map(|_| Mutex::default()).collect(),
+            counts: (0..members).map(|_| Mutex::default()).collect(),
+            barrier: Barrier::new(members),
+        }
     }
 }
 
@@ -103,6 +109,37 @@ impl Collectives for Meeting<'_> {
         let all = self.exchange("reduce_scatter", capacity, x)?;
         for (i, mine) in mine.iter_mut().enumerate() {
             *mine = all.iter().map(|post| post[self.member * stride + i]).sum();
+        }
+        Ok(())
+    }
+
+    fn all_to_all(
+        &self,
+        _comm: Comm,
+        capacity: usize,
+        mine: &[f32],
+        counts: &[usize],
+        due: &[usize],
+        out: &mut [f32],
+    ) -> Result<(), OpsError> {
+        assert_eq!((mine.len(), out.len()), (counts.iter().sum(), due.iter().sum()));
+        if let Some(room) = self.room {
+            *room.counts[self.member].lock().unwrap() = counts.to_vec();
+        }
+        let all = self.exchange("all_to_all", capacity, mine)?;
+        let mut left = out;
+        for (member, post) in all.iter().enumerate() {
+            let brought =
+                self.room.map_or_else(|| counts.to_vec(), |room| room.counts[member].lock().unwrap().clone());
+            assert_eq!(brought[self.member], due[member], "from {member} to {}", self.member);
+            let start: usize = brought[..self.member].iter().sum();
+            let (to, rest) = left.split_at_mut(due[member]);
+            to.copy_from_slice(&post[start..start + due[member]]);
+            left = rest;
+        }
+        if let Some(room) = self.room {
+            // Nobody posts again before all have read.
+            room.barrier.wait();
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! A host over a tiny synthetic model, and requests that are waited for.
 #![allow(dead_code, unreachable_pub, reason = "each test file is a crate that uses its own part")]
 
+pub mod hooked;
 pub mod trace;
 
 use atom_base::{

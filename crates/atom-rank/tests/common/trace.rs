@@ -1,10 +1,7 @@
-//! A backend that writes down every replay: what the tests of lockstep look at.
+//! What every rank replayed: what the tests of lockstep look at.
 
-use atom_base::ScoredToken;
-use atom_ops::{
-    Backend, Collectives, ExpertRows, OpsError, Recording, Reserve, Slice, StepInputs, StepShape, Weight,
-};
-use atom_weights::Tensor;
+use super::hooked::Hooks;
+use atom_ops::{ExpertRows, OpsError, Recording, StepInputs, StepShape};
 use std::sync::{Arc, Mutex};
 
 /// One replay of one rank.
@@ -25,49 +22,21 @@ pub struct Replayed {
 /// What all ranks replayed, by rank.
 pub type Trace = Arc<Mutex<Vec<Vec<Replayed>>>>;
 
-/// Wraps a backend.
-pub struct Traced {
-    pub inner: Box<dyn Backend>,
+/// Writes down what one rank replays.
+pub struct Tracer {
     pub rank: usize,
     pub trace: Trace,
     pub recordings: Vec<(StepShape, Arc<Vec<&'static str>>)>,
 }
 
-impl Backend for Traced {
-    fn load_matrix(&mut self, parts: &[Slice]) -> Result<Weight, OpsError> {
-        self.inner.load_matrix(parts)
-    }
-
-    fn load_experts(&mut self, experts: &[Vec<Slice>]) -> Result<Weight, OpsError> {
-        self.inner.load_experts(experts)
-    }
-
-    fn load_vector(&mut self, parts: &[Slice]) -> Result<Weight, OpsError> {
-        self.inner.load_vector(parts)
-    }
-
-    fn load_table(&mut self, table: &Tensor) -> Result<Weight, OpsError> {
-        self.inner.load_table(table)
-    }
-
-    fn reserve(&mut self, reserve: &Reserve) -> Result<(), OpsError> {
-        self.inner.reserve(reserve)
-    }
-
-    fn record(&mut self, recording: Recording) -> Result<usize, OpsError> {
+impl Hooks for Tracer {
+    fn before_record(&mut self, recording: &Recording) -> Result<(), OpsError> {
         let ops = recording.ops().iter().map(|op| op.name()).collect();
         self.recordings.push((recording.shape(), Arc::new(ops)));
-        self.inner.record(recording)
+        Ok(())
     }
 
-    fn replay(
-        &mut self,
-        recording: usize,
-        inputs: &StepInputs<'_>,
-        collectives: &dyn Collectives,
-        results: &mut [ScoredToken],
-    ) -> Result<(), OpsError> {
-        self.inner.replay(recording, inputs, collectives, results)?;
+    fn after_replay(&mut self, recording: usize, inputs: &StepInputs<'_>, experts: ExpertRows) {
         let (shape, ops) = self.recordings[recording].clone();
         self.trace.lock().unwrap()[self.rank].push(Replayed {
             shape,
@@ -75,12 +44,7 @@ impl Backend for Traced {
             rows: inputs.tokens.len(),
             decode_rows: inputs.spans.iter().filter(|span| span.rows == 1).count(),
             granted: inputs.group_rows.to_vec(),
-            experts: self.inner.expert_rows(),
+            experts,
         });
-        Ok(())
-    }
-
-    fn expert_rows(&self) -> ExpertRows {
-        self.inner.expert_rows()
     }
 }

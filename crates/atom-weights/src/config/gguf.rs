@@ -215,6 +215,11 @@ fn refuse_what_is_not_built(keys: &Keys<'_>) -> Result<(), WeightsError> {
     if !keys.architecture.has_experts() && keys.gguf.u64(&name)?.unwrap_or(0) > 0 {
         return Err(keys.unsupported(name, "files of this architecture without experts are"));
     }
+    // Positions of several kinds, for images; rows of q and k may then have yet another order.
+    let name = keys.name("rope.dimension_sections");
+    if keys.gguf.i32s(&name)?.is_some_and(|sections| sections.iter().any(|&section| section != 0)) {
+        return Err(keys.unsupported(name, "one kind of position is"));
+    }
     for key in ["attention.scale", "attention.clamp_kqv", "logit_scale", "residual_scale", "embedding_scale"]
     {
         let name = keys.name(key);

@@ -6,7 +6,7 @@ use crate::common::{
 };
 use atom_weights::gguf::{Gguf, write, write::GgufWriter};
 use atom_weights::quant::quantize;
-use atom_weights::{Checkpoint, DType, RopeLayout, Scoring, WeightsError, dequantize};
+use atom_weights::{Checkpoint, DType, QkNorm, RopeLayout, Scoring, WeightsError, dequantize};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -223,31 +223,30 @@ fn quantised_experts_are_views_of_whole_blocks() {
     says(&error, &["experts.0.down_proj.weight of 48 columns as Q8_0"]);
 }
 
-/// A llama with one layer of 4 experts, the keys that `but` names left out. Experts' tensors are added by
-/// `more`.
-fn mixtral(but: &str, more: impl FnOnce(&mut GgufWriter)) -> GgufWriter {
+/// One layer of 4 experts in an architecture, the key that `but` names left out. Experts' tensors and
+/// those of one architecture are added by the caller.
+fn one_layer(architecture: &str, but: &str, more: impl FnOnce(&mut GgufWriter)) -> GgufWriter {
     let mut writer = GgufWriter::new();
-    writer.string("general.architecture", "llama");
+    writer.string("general.architecture", architecture);
     for (key, value) in [
-        ("llama.block_count", 1),
-        ("llama.context_length", 128),
-        ("llama.embedding_length", 32),
-        ("llama.feed_forward_length", 64),
-        ("llama.attention.head_count", 4),
-        ("llama.expert_count", 4),
-        ("llama.expert_used_count", 2),
+        ("block_count", 1),
+        ("context_length", 128),
+        ("embedding_length", 32),
+        ("feed_forward_length", 64),
+        ("attention.head_count", 4),
+        ("expert_count", 4),
+        ("expert_used_count", 2),
     ] {
         if key != but {
-            writer.u32(key, value);
+            writer.u32(&format!("{architecture}.{key}"), value);
         }
     }
-    writer.f32("llama.attention.layer_norm_rms_epsilon", 1e-5);
+    writer.f32(&format!("{architecture}.attention.layer_norm_rms_epsilon"), 1e-5);
     more(&mut writer);
     for (name, shape) in [
         ("token_embd.weight", &[40, 32][..]),
         ("output_norm.weight", &[32]),
         ("blk.0.attn_norm.weight", &[32]),
-        ("blk.0.ffn_norm.weight", &[32]),
         ("blk.0.attn_q.weight", &[32, 32]),
         ("blk.0.attn_k.weight", &[32, 32]),
         ("blk.0.attn_v.weight", &[32, 32]),
@@ -256,6 +255,12 @@ fn mixtral(but: &str, more: impl FnOnce(&mut GgufWriter)) -> GgufWriter {
     ] {
         zeros(&mut writer, name, shape);
     }
+    writer
+}
+
+fn mixtral(but: &str, more: impl FnOnce(&mut GgufWriter)) -> GgufWriter {
+    let mut writer = one_layer("llama", but, more);
+    zeros(&mut writer, "blk.0.ffn_norm.weight", &[32]);
     writer
 }
 
@@ -294,23 +299,58 @@ fn a_llama_with_experts_is_a_mixtral() {
     assert!(open(&writer).unwrap().names().eq(stacked.names()));
 }
 
+/// What llama.cpp takes for granted where a file has no key for it.
+#[test]
+fn defaults_are_those_of_the_reader_that_the_files_are_made_for() {
+    let moe = |architecture: &str, tensors: &[(&str, &[usize])]| {
+        let width = |w: &mut GgufWriter| {
+            w.u32(&format!("{architecture}.expert_feed_forward_length"), 64);
+        };
+        let mut writer = one_layer(architecture, "", width);
+        stacks(&mut writer);
+        for (name, shape) in tensors {
+            zeros(&mut writer, name, shape);
+        }
+        let model = open(&writer).unwrap();
+        assert!(model.unused().is_empty(), "{:?}", model.unused());
+        let config = model.config().clone();
+        let moe = config.moe.clone().unwrap();
+        assert_eq!((moe.experts, moe.top_k, moe.groups, moe.groups_kept, moe.scale), (4, 2, 1, 1, 1.0));
+        assert_eq!((moe.expert_width, moe.shared_width, moe.dense_layers), (64, 0, vec![false]));
+        assert_eq!(config.rope.layout, RopeLayout::Halves);
+        (moe.scoring, moe.normalise, moe.selection_bias, config.qk_norm)
+    };
+    let qwen: &[(&str, &[usize])] = &[
+        ("blk.0.ffn_norm.weight", &[32]),
+        ("blk.0.attn_q_norm.weight", &[8]),
+        ("blk.0.attn_k_norm.weight", &[8]),
+    ];
+    assert_eq!(moe("qwen3moe", qwen), (Scoring::Softmax, true, false, QkNorm::PerHead));
+    let glm: &[(&str, &[usize])] =
+        &[("blk.0.post_attention_norm.weight", &[32]), ("blk.0.exp_probs_b.bias", &[4])];
+    assert_eq!(moe("glm4moe", glm), (Scoring::Sigmoid, false, true, QkNorm::None));
+    assert_eq!(moe("glm4moe", &glm[..1]), (Scoring::Sigmoid, false, false, QkNorm::None));
+    let minimax: &[(&str, &[usize])] = &[
+        ("blk.0.ffn_norm.weight", &[32]),
+        ("blk.0.attn_q_norm.weight", &[32]),
+        ("blk.0.attn_k_norm.weight", &[32]),
+    ];
+    assert_eq!(moe("minimax-m2", minimax), (Scoring::Sigmoid, true, false, QkNorm::Whole));
+}
+
 #[test]
 fn headers_that_are_not_built_or_contradict_are_named() {
     type More = fn(&mut GgufWriter) -> &mut GgufWriter;
-    let cases: [(&str, More, &[&str]); 12] = [
-        ("llama.expert_used_count", |w| w, &["llama.expert_used_count is missing"]),
+    let cases: [(&str, More, &[&str]); 13] = [
+        ("expert_used_count", |w| w, &["llama.expert_used_count is missing"]),
         (
-            "llama.expert_used_count",
+            "expert_used_count",
             |w| w.u32("llama.expert_used_count", 5),
             &["expert_used_count is 5", "expert_count = 4"],
         ),
+        ("expert_count", |w| w.u32("llama.expert_count", 5000), &["llama.expert_count is 5000", "4096"]),
         (
-            "llama.expert_count",
-            |w| w.u32("llama.expert_count", 5000),
-            &["llama.expert_count is 5000", "4096"],
-        ),
-        (
-            "llama.expert_count",
+            "expert_count",
             |w| w.u32("llama.expert_count", 8),
             &["experts.gate_proj.weight", "[4, 64, 32]", "[8, 64, 32]"],
         ),
@@ -322,6 +362,7 @@ fn headers_that_are_not_built_or_contradict_are_named() {
         ("", |w| w.u32("llama.leading_dense_block_count", 2), &["leading_dense_block_count is 2", "0 to 1"]),
         ("", |w| w.u32("llama.nextn_predict_layers", 1), &["nextn_predict_layers is 1", "block_count = 1"]),
         ("", |w| w.u32("llama.attention.sliding_window", 64), &["sliding_window = 64"]),
+        ("", |w| w.i32s("llama.rope.dimension_sections", &[2, 1, 1, 0]), &["rope.dimension_sections"]),
     ];
     for (but, more, parts) in cases {
         let mut writer = mixtral(but, |w| {

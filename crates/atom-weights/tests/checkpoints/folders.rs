@@ -275,3 +275,30 @@ fn types_that_are_not_read_matter_only_where_the_model_needs_them() {
 
 const INDEX: &str = "model.safetensors.index.json";
 const SHARDS: (&str, &str) = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors");
+
+#[test]
+fn a_dummy_needs_a_configuration_and_nothing_else() {
+    let folder = Folder::new("a_dummy_needs_a_configuration");
+    let config = r#"{"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 64,
+        "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 32, "num_experts": 4,
+        "num_experts_per_tok": 2, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "head_dim": 16, "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": []}"#;
+    folder.write("config.json", config);
+    let exact = Checkpoint::dummy(folder.path(), DType::F32).unwrap();
+    let packed = Checkpoint::dummy(folder.path(), DType::Q8_0).unwrap();
+    assert_eq!(packed.folder(), Some(folder.path()));
+    for (name, dtype) in [
+        ("model.layers.1.mlp.experts.3.down_proj.weight", DType::Q8_0),
+        ("model.layers.1.mlp.gate.weight", DType::F32),
+        ("model.norm.weight", DType::F32),
+    ] {
+        let (exact, packed) = (exact.tensor(name).unwrap(), packed.tensor(name).unwrap());
+        assert_eq!(packed.dtype, dtype, "{name}");
+        let largest = dequantize(&exact).iter().fold(0.0_f32, |m, v| m.max(v.abs()));
+        for (a, b) in dequantize(&exact).iter().zip(dequantize(&packed)) {
+            assert!((a - b).abs() <= largest / 127.0, "{name}: {a} became {b}");
+        }
+    }
+    assert!(Checkpoint::dummy(folder.path().join("absent"), DType::F32).is_err());
+}

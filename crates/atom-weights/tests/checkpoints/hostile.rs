@@ -24,6 +24,18 @@ static SMALL_GGUF: LazyLock<Vec<u8>> = LazyLock::new(|| {
     writer.finish()
 });
 
+/// A model with stacks of experts, and where its header ends.
+static EXPERTS_GGUF: LazyLock<(Vec<u8>, usize)> = LazyLock::new(|| {
+    let changes = json!({"vocab_size": 8, "hidden_size": 32, "intermediate_size": 32, "head_dim": 16,
+        "moe_intermediate_size": 32, "n_routed_experts": 4, "n_group": 2, "topk_group": 2});
+    let model = synthetic(&config_with("glm4_moe", &changes));
+    let file = write::from_checkpoint(&model, DType::Q4_1).unwrap().finish();
+    let name = b"output.weight";
+    let at = file.windows(name.len()).position(|window| window == name).unwrap();
+    let end = at + name.len() + 4 + 16 + 4 + 8;
+    (file, end)
+});
+
 /// Where the header ends: after the line of the last tensor, which is this one. Changes aim before it,
 /// for of the tensors' own bytes every value is legal.
 static HEADER_BYTES: LazyLock<usize> = LazyLock::new(|| {
@@ -101,6 +113,18 @@ proptest! {
         let mut bytes = SMALL_GGUF.clone();
         for (index, byte) in &changes {
             let at = index.index(*HEADER_BYTES);
+            bytes[at] = *byte;
+        }
+        let _ = exercise(bytes);
+    }
+
+    #[test]
+    fn changed_bytes_of_stacks_never_panic(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+    ) {
+        let (mut bytes, header) = EXPERTS_GGUF.clone();
+        for (index, byte) in &changes {
+            let at = index.index(header);
             bytes[at] = *byte;
         }
         let _ = exercise(bytes);

@@ -1,0 +1,148 @@
+//! The experts of a layer: choices are listed by expert, and each expert's rows are multiplied with its
+//! matrices alone.
+//!
+//! Every worker visits every expert that somebody chose and takes its share of the panels there, so all
+//! are busy with one row as with thousands, however rows fall on experts. Sums over experts are made
+//! where a worker writes its columns: in ascending order, since it visits experts in that order.
+
+use super::Replay;
+use crate::choices::{Chosen, chose};
+use crate::elementwise::gated_silu;
+use crate::matmul::{Codes, Operands, RowMap, columns_of, multiply_panels, panels_of};
+use crate::phase::ExpertLayer;
+use crate::pool::Worker;
+use crate::quantise::quantise_row;
+use crate::shared::{Rows, share};
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+impl Replay<'_> {
+    /// # Safety
+    /// As for `phase`, here and below.
+    pub(super) unsafe fn group_choices(&self, layer: &ExpertLayer, worker: &Worker<'_>) {
+        let (map, rows, held) = (self.map(layer.x), self.rows(layer.x), held(layer));
+        // SAFETY: routes are written by nobody in this phase.
+        unsafe {
+            let (x, routes) = (self.buffer(layer.x), self.buffer(layer.routes));
+            if worker.index == 0 {
+                let choices = self.view.choices(self.recorded).group(routes, map, rows, &held);
+                self.computed.fetch_add(choices as u64, Ordering::Relaxed);
+            }
+            if !layer.x_quantised {
+                return;
+            }
+            // Codes lie as the rows of x do.
+            let (codes, scales) = self.view.codes(x.rows(), self.recorded.planes * x.width());
+            for row in share(rows, worker.index, worker.count).map(|row| map.at(row)) {
+                if chose(&routes.row(row)[..layer.spec.top_k], &held) {
+                    quantise_row(self.isa, x.row(row), codes.row_mut(row), scales.row_mut(row));
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As above.
+    pub(super) unsafe fn gate_and_up(&self, layer: &ExpertLayer, worker: &Worker<'_>) {
+        // SAFETY: the phase before listed the choices and quantised their rows.
+        unsafe {
+            let choices = self.view.choices(self.recorded);
+            let x = self.buffer(layer.x);
+            let out = self.buffer(layer.inner).split(layer.spec.top_k);
+            for (expert, matrix) in self.experts(layer.gate_up).iter().enumerate() {
+                let Chosen { rows, slots, .. } = choices.of(expert);
+                if rows.is_empty() {
+                    continue;
+                }
+                let operands = Operands {
+                    x,
+                    x_rows: RowMap::Listed(rows),
+                    codes: layer.x_quantised.then(|| self.listed_codes(x, rows)),
+                    bias: None,
+                    out,
+                    out_rows: RowMap::Listed(slots),
+                    weights: None,
+                    rows: rows.len(),
+                };
+                // Whoever gets a panel more gets it from another expert next time.
+                let turn = (worker.index + expert) % worker.count;
+                let panels = share(panels_of(&matrix.parts), turn, worker.count);
+                multiply_panels(self.isa, &matrix.parts, &operands, panels);
+            }
+        }
+    }
+
+    /// # Safety
+    /// As above.
+    pub(super) unsafe fn gate_choices(&self, layer: &ExpertLayer, worker: &Worker<'_>) {
+        // SAFETY: a slot is one choice's, and a choice one worker's.
+        unsafe {
+            let choices = self.view.choices(self.recorded);
+            let inner = self.buffer(layer.inner).split(layer.spec.top_k);
+            let gated = self.buffer(layer.gated).split(layer.spec.top_k);
+            let (codes, scales) = self.view.codes(gated.rows(), self.recorded.planes * gated.width());
+            for index in share(choices.total(layer.spec.held), worker.index, worker.count) {
+                let slot = choices.slot(index);
+                let gated = gated.row_mut(slot);
+                gated_silu(self.isa, inner.row(slot), gated.len(), gated);
+                if layer.gated_quantised {
+                    quantise_row(self.isa, gated, codes.row_mut(slot), scales.row_mut(slot));
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As above.
+    pub(super) unsafe fn down(&self, layer: &ExpertLayer, worker: &Worker<'_>) {
+        let matrices = self.experts(layer.down);
+        // All are cut into parts alike, so a worker has the same columns of every expert.
+        let parts = &matrices[0].parts;
+        let panels = share(panels_of(parts), worker.index, worker.count);
+        let is_weighted = self.place(layer.out).width == self.place(layer.x).width;
+        // SAFETY: the phase before made the gated rows and their codes; these columns are this worker's.
+        unsafe {
+            let choices = self.view.choices(self.recorded);
+            let gated = self.buffer(layer.gated).split(layer.spec.top_k);
+            let out = self.buffer(layer.out);
+            if is_weighted {
+                let (map, columns) = (self.map(layer.out), columns_of(parts, panels.clone()));
+                for row in 0..self.rows(layer.out) {
+                    out.part_mut(map.at(row), columns.clone()).fill(0.0);
+                }
+            }
+            let out = if is_weighted { out } else { out.split(layer.spec.top_k) };
+            for (expert, matrix) in matrices.iter().enumerate() {
+                let Chosen { rows, slots, weights } = choices.of(expert);
+                if rows.is_empty() {
+                    continue;
+                }
+                let operands = Operands {
+                    x: gated,
+                    x_rows: RowMap::Listed(slots),
+                    codes: layer.gated_quantised.then(|| self.listed_codes(gated, slots)),
+                    bias: None,
+                    out,
+                    out_rows: RowMap::Listed(if is_weighted { rows } else { slots }),
+                    weights: is_weighted.then_some(weights),
+                    rows: rows.len(),
+                };
+                multiply_panels(self.isa, &matrix.parts, &operands, panels.clone());
+            }
+        }
+    }
+
+    /// Codes that lie as the rows of `x` do.
+    ///
+    /// # Safety
+    /// The recording quantises `x`.
+    unsafe fn listed_codes<'a>(&'a self, x: Rows<'_>, rows: &'a [u32]) -> Codes<'a> {
+        // SAFETY: the caller's promise.
+        let (codes, scales) = unsafe { self.view.codes(x.rows(), self.recorded.planes * x.width()) };
+        Codes { codes, scales, rows: RowMap::Listed(rows) }
+    }
+}
+
+fn held(layer: &ExpertLayer) -> Range<usize> {
+    layer.spec.first..layer.spec.first + layer.spec.held
+}
