@@ -257,7 +257,7 @@ fn read_note(cursor: &mut Cursor<'_>) -> Result<StepNote, TraceError> {
         0 => Prefill::Free,
         1 => Prefill::Held { steps },
         2 => {
-            let why = RELEASES.get(usize::from(why)).copied();
+            let why = RELEASES.into_iter().find(|&other| release_code(other) == why);
             Prefill::Released { steps, why: why.ok_or_else(|| cursor.corrupt(what))? }
         }
         _ => return Err(cursor.corrupt(what)),
@@ -270,14 +270,25 @@ fn prefill_parts(prefill: Prefill) -> (u8, u8, u8) {
     match prefill {
         Prefill::Free => (0, 0, 0),
         Prefill::Held { steps } => (1, steps, 0),
-        Prefill::Released { steps, why } => {
-            let why = RELEASES.iter().position(|&other| other == why).expect("all are listed");
-            (2, steps, why as u8)
-        }
+        Prefill::Released { steps, why } => (2, steps, release_code(why)),
     }
 }
 
-const RELEASES: [Release; 7] = [
+/// Part of the format. A reason that is added does not compile until it is here and in [`RELEASES`].
+fn release_code(why: Release) -> u8 {
+    match why {
+        Release::NobodyDecodes => 0,
+        Release::Cache => 1,
+        Release::Queue => 2,
+        Release::Limit => 3,
+        Release::Partial => 4,
+        Release::Filled => 5,
+        Release::Stalled => 6,
+        Release::Starved => 7,
+    }
+}
+
+const RELEASES: [Release; 8] = [
     Release::NobodyDecodes,
     Release::Cache,
     Release::Queue,
@@ -285,8 +296,8 @@ const RELEASES: [Release; 7] = [
     Release::Partial,
     Release::Filled,
     Release::Stalled,
+    Release::Starved,
 ];
-const _: () = assert!(RELEASES.len() == Release::Stalled as usize + 1, "a reason is missing");
 
 const PARK: u8 = 0;
 const EXIT: u8 = 1;
