@@ -1,5 +1,6 @@
 //! Speed of a mixture-of-experts layer (hidden 2048, width 768, 128 experts, 8 a row, as in
-//! Qwen3-30B-A3B) beside that of plain products of the same matrices with as many rows each.
+//! Qwen3-30B-A3B) beside that of plain products that read the same bytes: the matrices of all experts
+//! that somebody chose as one matrix, with as many rows as an expert has on average.
 //!
 //! `cargo run --release -p atom-cpu --example experts [threads [format]]`
 
@@ -19,17 +20,28 @@ const EXPERTS: usize = 128;
 const TOP_K: usize = 8;
 const ROWS: [usize; 4] = [1, 8, 64, 512];
 const ROWS_MAX: usize = 512;
-/// Each figure is the best of the runs that fit in this.
-const PATIENCE: Duration = Duration::from_millis(1500);
+/// Each pair of figures is the best of the runs that fit in this.
+const PATIENCE: Duration = Duration::from_secs(4);
 
 /// What is loaded.
 struct Layer {
     gate_up: Weight,
     down: Weight,
-    /// The same matrices one by one.
-    plain: Vec<(Weight, Weight)>,
     x: Weight,
+    gated: Weight,
     routes: Weight,
+    /// Bytes of both matrices of one expert.
+    expert_bytes: usize,
+    /// For each of [`ROWS`].
+    plain: Vec<Plain>,
+}
+
+/// What the experts that somebody chose are as plain products.
+struct Plain {
+    gate_up: Weight,
+    down: Weight,
+    active: usize,
+    rows: usize,
 }
 
 fn main() -> Result<(), OpsError> {
@@ -37,7 +49,7 @@ fn main() -> Result<(), OpsError> {
     let threads = std::env::args().nth(1).map_or(cores, |arg| arg.parse().expect("a number of threads"));
     let wanted = std::env::args().nth(2);
     println!("{threads} threads");
-    println!("weights activations rows  experts: ms   GB/s  Gop/s   plain: ms   plain/experts");
+    println!("weights activations rows  experts: ms   GB/s  Gop/s   plain: ms   GB/s    ratio");
     for dtype in [DType::Q4_0, DType::BF16] {
         if wanted.as_ref().is_some_and(|wanted| *wanted != format!("{dtype:?}")) {
             continue;
@@ -53,55 +65,64 @@ fn measure(dtype: DType, activations: Activations, threads: usize) -> Result<(),
     let share = Arc::new(WeightShare::new());
     let options = CpuOptions { threads, isa: None, activations, share, cores: Vec::new() };
     let mut backend = CpuBackend::new(options)?;
-    let routes = routes();
-    let layer = load(&mut backend, dtype, &routes)?;
-    // Half of what is loaded is there twice.
-    let expert_bytes = backend.matrix_bytes() / 2 / EXPERTS;
+    let layer = load(&mut backend, dtype)?;
     backend.reserve(&reserve())?;
-    for rows in ROWS {
-        let mut rows_of = [0; EXPERTS];
-        let choices = routes.chunks(2 * TOP_K).take(rows).flat_map(|route| &route[..TOP_K]);
-        choices.for_each(|&expert| rows_of[expert as usize] += 1);
-        let active: Vec<usize> = (0..EXPERTS).filter(|&expert| rows_of[expert] > 0).collect();
-        let each = (rows * TOP_K).div_ceil(active.len()).min(rows);
-        let (experts, plain) = (record_experts(&layer, rows), record_plain(&layer, each, &active));
-        let experts = best_of(&mut backend, experts, rows)?;
-        let plain = best_of(&mut backend, plain, each)?;
+    for (rows, chosen) in ROWS.into_iter().zip(&layer.plain) {
+        let recordings = [(record_experts(&layer, rows), rows), (record_plain(&layer, chosen), chosen.rows)];
+        let [experts, plain] = best_of(&mut backend, recordings)?;
+        let bytes = (layer.expert_bytes * chosen.active) as f64;
         let products = rows * TOP_K * 3 * HIDDEN * WIDTH;
         println!(
-            "{:<7} {:<11} {rows:>4} {:>12.3} {:>6.2} {:>6.1} {:>11.3} {:>15.2}",
+            "{:<7} {:<11} {rows:>4} {:>12.3} {:>6.2} {:>6.1} {:>11.3} {:>6.2} {:>8.2}",
             format!("{dtype:?}"),
             format!("{activations:?}"),
             experts * 1e3,
-            (expert_bytes * active.len()) as f64 / experts / 1e9,
+            bytes / experts / 1e9,
             2.0 * products as f64 / experts / 1e9,
             plain * 1e3,
+            bytes / plain / 1e9,
             plain / experts
         );
     }
     Ok(())
 }
 
-fn load(backend: &mut CpuBackend, dtype: DType, routes: &[f32]) -> Result<Layer, OpsError> {
+fn load(backend: &mut CpuBackend, dtype: DType) -> Result<Layer, OpsError> {
     let gate_up = tensor(dtype, EXPERTS * 2 * WIDTH, HIDDEN);
     let down = tensor(dtype, EXPERTS * HIDDEN, WIDTH);
     let slice = |tensor: &Tensor, outputs: usize, expert: usize| {
         let rows = expert * outputs..(expert + 1) * outputs;
-        vec![Slice { tensor: tensor.clone(), rows, cols: 0..tensor.cols() }]
+        Slice { tensor: tensor.clone(), rows, cols: 0..tensor.cols() }
     };
-    let gate_ups: Vec<_> = (0..EXPERTS).map(|expert| slice(&gate_up, 2 * WIDTH, expert)).collect();
-    let downs: Vec<_> = (0..EXPERTS).map(|expert| slice(&down, HIDDEN, expert)).collect();
-    let x = (0..ROWS_MAX * HIDDEN).map(|i| rng::uniform(1, 0, i as u32, 0) - 0.5).collect();
-    let plain = gate_ups.iter().zip(&downs);
-    Ok(Layer {
-        gate_up: backend.load_experts(&gate_ups)?,
-        down: backend.load_experts(&downs)?,
-        plain: plain
-            .map(|(gate_up, down)| Ok((backend.load_matrix(gate_up)?, backend.load_matrix(down)?)))
-            .collect::<Result<_, OpsError>>()?,
-        x: backend.load_table(&Tensor::from_f32(vec![ROWS_MAX, HIDDEN], x))?,
-        routes: backend.load_table(&Tensor::from_f32(vec![ROWS_MAX, 2 * TOP_K], routes.to_vec()))?,
-    })
+    let gate_ups: Vec<_> = (0..EXPERTS).map(|expert| vec![slice(&gate_up, 2 * WIDTH, expert)]).collect();
+    let downs: Vec<_> = (0..EXPERTS).map(|expert| vec![slice(&down, HIDDEN, expert)]).collect();
+    let mut noise = |width| {
+        let x = (0..ROWS_MAX * width).map(|i| rng::uniform(1, 0, i as u32, 0) - 0.5).collect();
+        backend.load_table(&Tensor::from_f32(vec![ROWS_MAX, width], x))
+    };
+    let (x, gated) = (noise(HIDDEN)?, noise(WIDTH)?);
+    let routes = routes();
+    let (gate_up, down) = (backend.load_experts(&gate_ups)?, backend.load_experts(&downs)?);
+    let expert_bytes = backend.matrix_bytes() / EXPERTS;
+    let mut plain = Vec::new();
+    for rows in ROWS {
+        let chosen = |expert: &usize| {
+            let mut choices = routes.chunks(2 * TOP_K).take(rows).flat_map(|route| &route[..TOP_K]);
+            choices.any(|&number| number as usize == *expert)
+        };
+        let active: Vec<usize> = (0..EXPERTS).filter(chosen).collect();
+        let concat = |experts: &[Vec<Slice>]| -> Vec<Slice> {
+            active.iter().flat_map(|&expert| experts[expert].clone()).collect()
+        };
+        plain.push(Plain {
+            gate_up: backend.load_matrix(&concat(&gate_ups))?,
+            down: backend.load_matrix(&concat(&downs))?,
+            active: active.len(),
+            rows: (rows * TOP_K).div_ceil(active.len()),
+        });
+    }
+    let routes = backend.load_table(&Tensor::from_f32(vec![ROWS_MAX, 2 * TOP_K], routes))?;
+    Ok(Layer { gate_up, down, x, gated, routes, expert_bytes, plain })
 }
 
 /// Eight different experts for each row, all of them equally likely. `[ROWS_MAX, 2 * TOP_K]`
@@ -131,29 +152,36 @@ fn record_experts(layer: &Layer, rows: usize) -> atom_ops::Recording {
     ops.finish()
 }
 
-fn record_plain(layer: &Layer, rows: usize, active: &[usize]) -> atom_ops::Recording {
-    let mut ops = Ops::new(StepShape { rows, out_rows: 1, lanes: 1 });
+fn record_plain(layer: &Layer, plain: &Plain) -> atom_ops::Recording {
+    let mut ops = Ops::new(StepShape { rows: plain.rows, out_rows: 1, lanes: 1 });
     let mut buffer = |width| ops.buffer(Extent::Rows, width);
-    let (x, gate_up, gated, out) = (buffer(HIDDEN), buffer(2 * WIDTH), buffer(WIDTH), buffer(HIDDEN));
+    let (x, gated) = (buffer(HIDDEN), buffer(WIDTH));
+    let (gate_up, down) = (buffer(plain.active * 2 * WIDTH), buffer(plain.active * HIDDEN));
     ops.embed(layer.x, x);
-    for &expert in active {
-        ops.linear(x, layer.plain[expert].0, None, gate_up);
-        ops.gated_silu(gate_up, gated);
-        ops.linear(gated, layer.plain[expert].1, None, out);
-    }
+    ops.embed(layer.gated, gated);
+    ops.linear(x, plain.gate_up, None, gate_up);
+    ops.linear(gated, plain.down, None, down);
     ops.finish()
 }
 
-fn best_of(backend: &mut CpuBackend, recording: atom_ops::Recording, rows: usize) -> Result<f64, OpsError> {
-    let recording = backend.record(recording)?;
-    let begin = Instant::now();
-    let mut best = Duration::MAX;
-    while best == Duration::MAX || begin.elapsed() < PATIENCE {
-        let start = Instant::now();
-        replay(backend, recording, rows)?;
-        best = best.min(start.elapsed());
+/// Seconds of the fastest run of each; they take turns, so that a busy machine slows both.
+fn best_of<const N: usize>(
+    backend: &mut CpuBackend,
+    recordings: [(atom_ops::Recording, usize); N],
+) -> Result<[f64; N], OpsError> {
+    let mut numbers = Vec::new();
+    for (recording, rows) in recordings {
+        numbers.push((backend.record(recording)?, rows));
     }
-    Ok(best.as_secs_f64())
+    let (begin, mut best) = (Instant::now(), [f64::INFINITY; N]);
+    while best[0].is_infinite() || begin.elapsed() < PATIENCE {
+        for (best, &(recording, rows)) in best.iter_mut().zip(&numbers) {
+            let start = Instant::now();
+            replay(backend, recording, rows)?;
+            *best = best.min(start.elapsed().as_secs_f64());
+        }
+    }
+    Ok(best)
 }
 
 fn replay(backend: &mut CpuBackend, recording: usize, rows: usize) -> Result<(), OpsError> {

@@ -153,6 +153,10 @@ mod tests {
             // SAFETY: the allocation has `bytes` initialised bytes.
             let read = unsafe { std::slice::from_raw_parts(aligned.as_mut_ptr(), bytes) };
             assert!(read.iter().all(|&b| b == 0));
+            let mut untouched = Aligned::untouched(bytes, "a test").unwrap();
+            // SAFETY: as above.
+            let read = unsafe { std::slice::from_raw_parts(untouched.as_mut_ptr(), bytes) };
+            assert!(read.iter().all(|&b| b == 0));
         }
     }
 

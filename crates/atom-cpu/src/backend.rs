@@ -61,7 +61,8 @@ pub struct CpuBackend {
     share: Option<Arc<WeightShare>>,
     weights: Vec<Loaded>,
     reserved: Option<Reserved>,
-    recordings: Vec<Recorded>,
+    /// None where one was given up.
+    recordings: Vec<Option<Recorded>>,
     expert_rows: ExpertRows,
 }
 
@@ -110,7 +111,7 @@ impl CpuBackend {
     #[cfg(test)]
     pub(crate) fn read(&mut self, recording: usize, buf: atom_ops::Buf) -> Vec<f32> {
         let reserved = self.reserved.as_mut().expect("reserved");
-        reserved.room.read(&self.recordings[recording].places[usize::from(buf.0)])
+        reserved.room.read(&self.recordings[recording].as_ref().expect("it was not given up").places[usize::from(buf.0)])
     }
 
     /// First bytes of all packed experts.
@@ -169,8 +170,16 @@ impl Backend for CpuBackend {
         let reserved = self.reserved.as_mut().ok_or_else(|| early("record"))?;
         let recorded = record(&recording, &reserved.reserve, &self.weights, self.activations)?;
         reserved.room.fit(&recorded)?;
-        self.recordings.push(recorded);
+        if let Some(free) = self.recordings.iter().position(Option::is_none) {
+            self.recordings[free] = Some(recorded);
+            return Ok(free);
+        }
+        self.recordings.push(Some(recorded));
         Ok(self.recordings.len() - 1)
+    }
+
+    fn forget(&mut self, recording: usize) {
+        self.recordings[recording] = None;
     }
 
     fn replay(
@@ -182,7 +191,7 @@ impl Backend for CpuBackend {
     ) -> Result<(), OpsError> {
         let Reserved { reserve, attention, sampler, room } =
             self.reserved.as_mut().ok_or_else(|| early("replay"))?;
-        let recorded = &self.recordings[recording];
+        let recorded = self.recordings[recording].as_ref().expect("it was not given up");
         recorded.assert_fits(inputs);
         let sampled = if sampler.is_some() { inputs.out.len() } else { 0 };
         let results = Rows::new(&mut results[..sampled], 1);

@@ -9,7 +9,8 @@
 //! Kernels are written once over two traits, floats (`elementwise::lanes`) and integer products
 //! (`quads`), and compiled for plain Rust, AVX2 and AVX-512. Weights are packed at load into panels of
 //! 16 outputs (`pack`) and multiplied in the type they are stored in; for quantised ones activations are
-//! quantised to bytes row by row (`quantise`). Keys and values are paged (`attention`).
+//! quantised to bytes row by row (`quantise`). A layer's experts multiply the rows that chose them with the
+//! same kernels (`choices`, `replay::experts`). Keys and values are paged (`attention`).
 //!
 //! Same bits: an output element is one chain of float operations whose order depends on widths and
 //! formats only. All instruction sets, thread counts, tile shapes and neighbours give the same bits, so

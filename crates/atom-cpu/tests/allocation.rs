@@ -1,14 +1,19 @@
 //! Invariant 12: a step allocates nothing. Alone in its process, since it counts for all threads.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 mod support;
 
 use atom_base::SamplingParams;
-use atom_cpu::Activations;
-use atom_ops::{Backend, StepShape};
+use atom_cpu::{Activations, CpuBackend};
+use atom_ops::{
+    Backend, Collectives, Comm, ExpertRows, ExpertSpec, Extent, Ops, OpsError, RouteSpec, StepShape,
+};
+use atom_weights::DType;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use support::{Arrays, Decoder, Meeting, Rows};
+use support::{Arrays, Decoder, HIDDEN, Meeting, Rows, VOCAB, random, whole};
 
 struct Counting;
 
@@ -33,6 +38,13 @@ static COUNTING: Counting = Counting;
 
 #[test]
 fn a_step_allocates_nothing_on_any_thread() {
+    a_decoder();
+    for activations in [Activations::Int16, Activations::F32] {
+        experts_behind_an_exchange(activations);
+    }
+}
+
+fn a_decoder() {
     let decoder = Decoder::new();
     for activations in [Activations::Int8, Activations::F32] {
         let top = StepShape { rows: 24, out_rows: 4, lanes: 1 };
@@ -62,5 +74,110 @@ fn a_step_allocates_nothing_on_any_thread() {
                 assert_eq!(ALLOCATIONS.load(Ordering::Relaxed), before, "{activations:?}, {params:?}");
             }
         }
+    }
+}
+
+/// Router, dispatch, experts and combine of a group of one lane.
+fn experts_behind_an_exchange(activations: Activations) {
+    const EXPERTS: usize = 6;
+    const TOP_K: usize = 2;
+    const WIDTH: usize = 32;
+    let mut backend = CpuBackend::new(atom_cpu::CpuOptions { activations, ..support::options(3) }).unwrap();
+    let table = backend.load_table(&random(DType::F32, VOCAB, HIDDEN, 1)).unwrap();
+    let router = backend.load_matrix(&[whole(&random(DType::F32, EXPERTS, HIDDEN, 2))]).unwrap();
+    let mut experts = |outputs, inputs| {
+        let expert = |seed| vec![whole(&random(DType::Q4_0, outputs, inputs, seed))];
+        backend.load_experts(&(3..3 + EXPERTS as u64).map(expert).collect::<Vec<_>>()).unwrap()
+    };
+    let weights = (experts(2 * WIDTH, HIDDEN), experts(HIDDEN, WIDTH));
+    let shape = StepShape { rows: 8, out_rows: 2, lanes: 1 };
+    backend.reserve(&support::reserve(shape)).unwrap();
+    let mut ops = Ops::new(shape);
+    let [x, out] = support::buffers(&mut ops, Extent::Rows, HIDDEN);
+    let (logits, routes) = (ops.buffer(Extent::Rows, EXPERTS), ops.buffer(Extent::Rows, 2 * TOP_K));
+    let mut group = |width| ops.buffer(Extent::GroupRows, width);
+    let (all_routes, all_x, y) = (group(2 * TOP_K), group(HIDDEN), group(TOP_K * HIDDEN));
+    let scratch = (group(TOP_K * 2 * WIDTH), group(TOP_K * WIDTH));
+    let route = RouteSpec {
+        experts: EXPERTS,
+        top_k: TOP_K,
+        is_sigmoid: false,
+        groups: 3,
+        groups_kept: 2,
+        normalise: true,
+        scale: 1.0,
+    };
+    let (owners, spec) =
+        (Arc::from([0, EXPERTS]), ExpertSpec { top_k: TOP_K, first: 0, held: EXPERTS, width: WIDTH });
+    ops.embed(table, x);
+    ops.linear(x, router, None, logits);
+    ops.route(logits, None, &Arc::new(route), routes);
+    ops.gather_rows(routes, all_routes);
+    ops.dispatch_rows(x, all_routes, &owners, all_x);
+    ops.experts((all_x, all_routes), weights, &Arc::new(spec), scratch, y);
+    ops.combine_rows(y, all_routes, &owners, out);
+    ops.add(x, out);
+    let recording = backend.record(ops.finish()).unwrap();
+    let arrays = Arrays::new(&[Rows { slot: 1, start: 0, tokens: vec![1, 2, 3, 4, 5] }]);
+    let (inputs, mut results) = (arrays.inputs(), [atom_base::ScoredToken::bare(0)]);
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    backend.replay(recording, &inputs, &Alone, &mut results).unwrap();
+    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed), before, "experts, {activations:?}");
+    assert_eq!(backend.expert_rows(), ExpertRows { chosen: 10, computed: 10 });
+}
+
+/// A lane without peers that allocates nothing either.
+struct Alone;
+
+impl Collectives for Alone {
+    fn member(&self, _: Comm) -> usize {
+        0
+    }
+
+    fn members(&self, _: Comm) -> usize {
+        1
+    }
+
+    fn all_reduce(&self, _: Comm, _: usize, _: &mut [f32]) -> Result<(), OpsError> {
+        Ok(())
+    }
+
+    fn all_gather(
+        &self,
+        _: Comm,
+        _: usize,
+        mine: &[f32],
+        _: &[usize],
+        _: usize,
+        out: &mut [f32],
+    ) -> Result<(), OpsError> {
+        out[..mine.len()].copy_from_slice(mine);
+        Ok(())
+    }
+
+    fn reduce_scatter(
+        &self,
+        _: Comm,
+        _: usize,
+        x: &[f32],
+        _: &[usize],
+        _: usize,
+        mine: &mut [f32],
+    ) -> Result<(), OpsError> {
+        mine.copy_from_slice(&x[..mine.len()]);
+        Ok(())
+    }
+
+    fn all_to_all(
+        &self,
+        _: Comm,
+        _: usize,
+        mine: &[f32],
+        _: &[usize],
+        _: &[usize],
+        out: &mut [f32],
+    ) -> Result<(), OpsError> {
+        out.copy_from_slice(mine);
+        Ok(())
     }
 }

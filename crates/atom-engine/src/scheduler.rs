@@ -255,6 +255,15 @@ impl Scheduler {
         true
     }
 
+    /// Everybody who runs gives way, as for an engine that starts anew with the same requests; if the
+    /// cache `is_lost`, nothing that was computed before is found in it any more. Not during a step.
+    pub fn start_over(&mut self, is_lost: bool) {
+        while self.preempt_youngest() {}
+        if is_lost {
+            self.pages = Pages::new(self.config.pages, self.config.page_size);
+        }
+    }
+
     /// True if no request is here.
     pub fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.running.is_empty()

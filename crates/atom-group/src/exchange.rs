@@ -140,6 +140,11 @@ impl Exchange {
         self.doing[lane].store(step.0 << 8 | activity as u64, Ordering::Release);
     }
 
+    /// The last step that a lane brought its facts for.
+    pub fn step_of(&self, lane: usize) -> u64 {
+        self.meeting.number(lane)
+    }
+
     /// What a lane was last seen doing.
     pub fn sighting(&self, lane: usize) -> Sighting {
         let word = self.doing[lane].load(Ordering::Acquire);
@@ -176,19 +181,24 @@ impl Activity {
     }
 }
 
+impl fmt::Display for Activity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Starting => "starting",
+            Self::Parked => "parked",
+            Self::Exchanging => "in the exchange",
+            Self::Committing => "building its plan",
+            Self::Recording => "recording",
+            Self::Replaying => "replaying",
+            Self::Applying => "taking in results",
+            Self::Ended => "gone",
+        })
+    }
+}
+
 impl fmt::Display for Sighting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let doing = match self.activity {
-            Activity::Starting => "starting",
-            Activity::Parked => "parked",
-            Activity::Exchanging => "in the exchange",
-            Activity::Committing => "building its plan",
-            Activity::Recording => "recording",
-            Activity::Replaying => "replaying",
-            Activity::Applying => "taking in results",
-            Activity::Ended => "gone",
-        };
-        write!(f, "lane {} (last seen {doing} at step {})", self.lane, self.step)
+        write!(f, "lane {} (last seen {} at step {})", self.lane, self.activity, self.step)
     }
 }
 

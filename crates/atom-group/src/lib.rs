@@ -27,6 +27,7 @@
 //! * [`Lattice`], [`Bucket`]: the legal sizes, checked at start;
 //! * [`Facts`], [`GroupState`], [`settle`]: the decision, pure;
 //! * [`Policy`]: what may be held back, cut or capped, and [`StepNote`]: what was;
+//! * [`Epochs`]: what becomes of a group that lost a rank;
 //! * [`Meeting`], [`Exchange`]: how threads of one host wait for each other, with a deadline, and park;
 //! * [`TraceEncoder`], [`TraceReader`]: everybody's facts and what followed, kept, to be settled again.
 //!
@@ -34,6 +35,7 @@
 
 #![forbid(unsafe_code)]
 
+mod epoch;
 mod exchange;
 mod facts;
 mod hold;
@@ -49,6 +51,7 @@ mod sync;
 mod testing;
 mod trace;
 
+pub use epoch::{EndCause, Epochs, Loss, Verdict};
 pub use exchange::{Activity, Exchange, ExchangeError, Sighting};
 pub use facts::{Facts, FactsFlags};
 pub use hold::{Prefill, Release};

@@ -100,6 +100,9 @@ pub trait Backend: Send {
     /// Keeps a recording and returns its number. Its shape must fit the reserve.
     fn record(&mut self, recording: Recording) -> Result<usize, OpsError>;
 
+    /// Gives a recording up. Its number may be given to another one.
+    fn forget(&mut self, recording: usize);
+
     /// Runs a recording; `results[i]` is filled for `inputs.out[i]` if this rank samples.
     /// Allocates nothing.
     fn replay(

@@ -29,6 +29,8 @@ pub(crate) enum Order {
     Nothing,
     Record(Bucket),
     Replay(Bucket),
+    /// The same, of a recording that is made for it.
+    Eager(Bucket),
     Exit,
 }
 

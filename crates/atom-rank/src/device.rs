@@ -12,11 +12,12 @@ use std::time::Duration;
 pub(crate) struct Device {
     backend: Box<dyn Backend>,
     model: Model,
-    collectives: SharedCollectives,
+    /// Of the epoch that runs.
+    collectives: Option<SharedCollectives>,
     recordings: [Option<Recorded>; BUCKETS_MAX],
     tables: Vec<u32>, // [slots, stride]
     stride: usize,
-    lanes: usize,
+    top: StepShape,
     lane_in_group: usize,
     results: Vec<ScoredToken>, // [out rows]
 }
@@ -32,35 +33,53 @@ impl Device {
     pub(crate) fn new(
         mut backend: Box<dyn Backend>,
         model: Model,
-        collectives: SharedCollectives,
         reserve: &Reserve,
         lane_in_group: usize,
     ) -> Result<Self, OpsError> {
         backend.reserve(reserve)?;
-        for collective in model.record(reserve.top).collectives() {
-            collectives.reserve(collective.comm, collective.elements);
-        }
         Ok(Self {
             backend,
             model,
-            collectives,
+            top: reserve.top,
+            collectives: None,
             recordings: [None; BUCKETS_MAX],
             tables: vec![0; reserve.slots * reserve.pages_per_sequence],
             stride: reserve.pages_per_sequence,
-            lanes: reserve.top.lanes,
             lane_in_group,
             results: vec![ScoredToken::NOT_A_NUMBER; reserve.top.out_rows],
         })
     }
 
-    /// Records a bucket and returns the signature of its collectives.
+    /// Meets others through `collectives` from now on, with room for the largest step.
+    pub(crate) fn join(&mut self, collectives: SharedCollectives) {
+        for collective in self.model.record(self.top).collectives() {
+            collectives.reserve(collective.comm, collective.elements);
+        }
+        self.collectives = Some(collectives);
+    }
+
+    /// Records a bucket and returns the signature of its collectives. What an earlier epoch recorded is
+    /// still right: a recording depends on the layout only.
     pub(crate) fn record(&mut self, bucket: Bucket) -> Result<u64, OpsError> {
-        let shape = StepShape { rows: bucket.rows(), out_rows: bucket.out_rows(), lanes: self.lanes };
+        if let Some(recorded) = &self.recordings[bucket.index()] {
+            return Ok(recorded.signature);
+        }
+        let lanes = self.top.lanes;
+        let shape = StepShape { rows: bucket.rows(), out_rows: bucket.out_rows(), lanes };
         let recording: Recording = self.model.record(shape);
         let signature = recording.signature();
         let number = self.backend.record(recording)?;
         self.recordings[bucket.index()] = Some(Recorded { number, signature });
         Ok(signature)
+    }
+
+    /// Records a bucket anew for one step and gives up what was recorded of it: how every step begins
+    /// under `--enforce-eager`.
+    pub(crate) fn record_anew(&mut self, bucket: Bucket) -> Result<u64, OpsError> {
+        if let Some(recorded) = self.recordings[bucket.index()].take() {
+            self.backend.forget(recorded.number);
+        }
+        self.record(bucket)
     }
 
     /// Replays a bucket for `plan`. `group_rows[l]` is what lane `l` was granted. Returns the
@@ -89,8 +108,9 @@ impl Device {
             lane: self.lane_in_group,
         };
         let results = &mut self.results[..plan.out.len()];
-        self.collectives.set_patience(patience);
-        self.backend.replay(recorded.number, &inputs, &self.collectives, results)?;
+        let collectives = self.collectives.as_ref().expect("a rank joins before it runs");
+        collectives.set_patience(patience);
+        self.backend.replay(recorded.number, &inputs, collectives, results)?;
         Ok((recorded.signature, results))
     }
 

@@ -1,25 +1,20 @@
 //! The process side: starts the ranks, takes requests, answers questions, stops everything.
 
 use crate::balance::{Balancer, LoadBalance};
-use crate::board::Board;
-use crate::collectives::{SharedCollectives, Window};
-use crate::device::Device;
-use crate::follower::Follower;
-use crate::lane::Lane;
-use crate::mail::{Mail, Mailbox};
-use crate::outbox::{EventSink, Outbox};
-use crate::stats::{Gauges, Health, LaneHealth, LaneStats};
-use crate::supervisor::{self, Ended};
-use atom_base::{LaneId, Mesh, RequestId, Seat};
-use atom_engine::{EngineError, EngineLimits, Plan, Refusal, Request, Scheduler, SchedulerConfig};
-use atom_group::{Exchange, Facts, GroupState, Lattice, Meeting, Patience, Policy};
-use atom_model::{ExpertLayout, Model, ModelError};
-use atom_ops::{Backend, KvDType, OpsError, Reserve, StepShape};
+use crate::mail::Mail;
+use crate::outbox::EventSink;
+use crate::shared::{GroupShared, HostShared, LaneShared};
+use crate::starter::Starter;
+use crate::stats::{Health, LaneStats};
+use crate::supervisor::{RankThread, RankThreads, Report, Supervisor};
+use atom_base::{Mesh, RequestId, Seat};
+use atom_engine::{EngineLimits, Refusal, Request, SchedulerConfig};
+use atom_group::{Lattice, Patience, Policy};
+use atom_model::{ExpertLayout, ModelError};
+use atom_ops::{Backend, KvDType, OpsError};
 use atom_weights::Checkpoint;
-use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -41,8 +36,14 @@ pub struct HostConfig {
     pub queue_max: usize,
     /// How requests are dealt to lanes.
     pub load_balance: LoadBalance,
+    /// Times that a group that lost a rank may form again with a new one.
+    pub rank_restarts_max: u32,
     /// Record every bucket before serving.
     pub record_all: bool,
+    /// Keep no recording: every step makes its own, by the same code.
+    pub enforce_eager: bool,
+    /// A step that is no replay fails its rank, whatever the cause.
+    pub fail_on_eager: bool,
     /// Fill what nothing may read with NaN, see [`Reserve::poison`].
     pub poison: bool,
     /// Looks before a waiting rank sleeps; 0 where ranks outnumber cores.
@@ -58,15 +59,10 @@ pub struct Host {
     shared: Arc<HostShared>,
     limits: EngineLimits,
     queue_max: usize,
-    threads: Mutex<Threads>,
+    ranks: RankThreads,
+    /// Supervisor and delivery: they end when the ranks have.
+    others: Mutex<Vec<JoinHandle<()>>>,
     balancer: Mutex<Balancer>,
-}
-
-/// What [`Host::stop`] waits for.
-#[derive(Default)]
-struct Threads {
-    ranks: Vec<(u16, JoinHandle<()>)>, // with the number of their group
-    others: Vec<JoinHandle<()>>,       // supervisor and delivery: they end when the ranks have
 }
 
 /// Why a host did not start.
@@ -105,38 +101,6 @@ pub enum StartError {
 /// Called with (rank, layers done, layers) while ranks load.
 pub type Progress = dyn Fn(usize, usize, usize) + Sync + Send;
 
-/// What all threads of the host share.
-pub(crate) struct HostShared {
-    pub(crate) mesh: Mesh,
-    pub(crate) epoch: Instant,
-    pub(crate) groups: Vec<Arc<GroupShared>>,
-    pub(crate) outbox: Arc<Outbox>,
-    /// Where ranks wait for each other before the first step: loading has no deadline.
-    loaded: Meeting,
-    fault: OnceLock<String>,
-    draining: AtomicBool,
-    /// Every lane asks its group to rest.
-    pub(crate) paused: Arc<AtomicBool>,
-}
-
-/// What the lanes of a group share.
-pub(crate) struct GroupShared {
-    pub(crate) exchange: Exchange,
-    pub(crate) window: Arc<Window>,
-    pub(crate) lanes: Vec<LaneShared>,
-    pub(crate) exit: AtomicBool,
-    /// See [`HostShared::paused`].
-    pub(crate) paused: Arc<AtomicBool>,
-}
-
-/// What the ranks of a lane share with each other and the outside.
-pub(crate) struct LaneShared {
-    pub(crate) mailbox: Mailbox,
-    pub(crate) board: Board,
-    pub(crate) window: Arc<Window>,
-    pub(crate) gauges: Gauges,
-}
-
 impl Host {
     /// Starts every rank and returns when all are loaded and the start-up recordings are made.
     pub fn start(
@@ -156,8 +120,7 @@ impl Host {
             lanes: config.mesh.lanes(),
         };
         let shared = Arc::new(HostShared::new(config));
-        let (ended_tx, ended_rx) = mpsc::channel();
-        let (loaded_tx, loaded_rx) = mpsc::channel();
+        let (reports, reported) = mpsc::channel();
         let starter = Arc::new(Starter {
             config: config.clone(),
             checkpoint: Arc::clone(checkpoint),
@@ -165,15 +128,8 @@ impl Host {
             shared: Arc::clone(&shared),
             progress,
         });
-        let mut threads = Threads::default();
-        for seat in config.mesh.seats() {
-            let (starter, loaded, ended) = (Arc::clone(&starter), loaded_tx.clone(), ended_tx.clone());
-            let rank = spawn(format!("rank {}", seat.rank), move || starter.rank(&seat, &loaded, &ended))?;
-            threads.ranks.push((seat.group, rank));
-        }
-        drop(ended_tx);
-        let delivering = Arc::clone(&shared.outbox);
-        threads.others.push(spawn("deliver".into(), move || delivering.deliver())?);
+        let ranks = RankThreads::default();
+        let supervisor = Supervisor::start(starter, Arc::clone(&ranks), reports);
         let edges = config.lattice.buckets().iter().map(|bucket| bucket.rows()).collect();
         let page_size = scheduler.prefix_cache.then_some(scheduler.page_size);
         let full = scheduler.max_num_seqs + config.queue_max;
@@ -182,13 +138,15 @@ impl Host {
             shared,
             limits,
             queue_max: config.queue_max,
-            threads: Mutex::new(threads),
+            ranks,
+            others: Mutex::default(),
             balancer: Mutex::new(balancer),
         };
-        host.wait_loaded(&loaded_rx)?;
-        let watched = Arc::clone(&host.shared);
-        let supervisor = spawn("supervisor".into(), move || supervisor::watch(&watched, &ended_rx))?;
-        host.lock_threads().others.push(supervisor);
+        let delivering = Arc::clone(&host.shared.outbox);
+        host.lock_others().push(spawn("deliver", move || delivering.deliver())?);
+        let mut supervisor = supervisor.map_err(HostError::Thread)?;
+        host.wait_loaded(&mut supervisor, &reported)?;
+        host.lock_others().push(spawn("supervisor", move || supervisor.watch(&reported))?);
         host.wait_ready()?;
         Ok(host)
     }
@@ -200,7 +158,7 @@ impl Host {
 
     /// Takes a request; its events go to `sink`, ending with exactly one terminal event.
     pub fn submit(&self, request: Request, sink: EventSink) -> Result<(), Refusal> {
-        if let Some(fault) = self.shared.fault.get() {
+        if let Some(fault) = self.shared.fault() {
             return Err(Refusal::Closed(format!("a rank failed: {fault}")));
         }
         if self.shared.draining.load(Ordering::SeqCst) {
@@ -218,14 +176,18 @@ impl Host {
         })?;
         let (group, lane_shared) = self.lane(usize::from(lane.0));
         lane_shared.mailbox.put(Mail::Submit(request));
-        group.exchange.ring();
-        // The group may have been lost in between: then nobody reads that mail.
-        if let Some(fault) = self.shared.fault.get()
+        group.ring();
+        // The lane may have been lost in between, and the request been answered: whoever reads that mail
+        // must not compute for nobody.
+        if !self.shared.outbox.is_open(id) {
+            lane_shared.mailbox.put(Mail::Abort(id));
+            group.ring();
+        } else if let Some(fault) = self.shared.fault()
             && self.shared.outbox.unroute(id).is_some()
         {
-            // Or another group was, and this lane has the mail: it must not compute for nobody.
+            // Or the whole host was.
             lane_shared.mailbox.put(Mail::Abort(id));
-            group.exchange.ring();
+            group.ring();
             return Err(Refusal::Closed(format!("a rank failed: {fault}")));
         }
         Ok(())
@@ -236,7 +198,7 @@ impl Host {
         if let Some(lane) = self.shared.outbox.unroute(id) {
             let (group, lane) = self.lane(usize::from(lane.0));
             lane.mailbox.put(Mail::Abort(id));
-            group.exchange.ring();
+            group.ring();
         }
     }
 
@@ -259,13 +221,13 @@ impl Host {
     /// what they have and wait, new ones are taken and wait too.
     pub fn pause(&self) {
         self.shared.paused.store(true, Ordering::SeqCst);
-        self.ring();
+        self.shared.ring();
     }
 
     /// Ends a [`pause`](Self::pause).
     pub fn resume(&self) {
         self.shared.paused.store(false, Ordering::SeqCst);
-        self.ring();
+        self.shared.ring();
     }
 
     /// Requests that were taken and have not ended.
@@ -273,51 +235,52 @@ impl Host {
         self.shared.outbox.open()
     }
 
-    fn ring(&self) {
-        self.shared.groups.iter().for_each(|group| group.exchange.ring());
-    }
-
     /// Ends all groups once their requests are done, and joins the threads. A rank that is stuck is left
     /// behind once its group was given up; the returned fault says so. Requests that nobody will compute
     /// any more get an error.
     pub fn shutdown(self) -> Result<(), String> {
         self.stop();
-        self.shared.fault.get().map_or(Ok(()), |fault| Err(fault.clone()))
+        self.shared.fault().map_or(Ok(()), |fault| Err(fault.clone()))
     }
 
     fn stop(&self) {
         self.drain();
         for group in &self.shared.groups {
             group.exit.store(true, Ordering::SeqCst);
-            group.exchange.ring();
+            group.ring();
         }
-        let Threads { ranks, others } = std::mem::take(&mut *self.lock_threads());
         let mut left_behind = false;
-        for (group, thread) in ranks {
-            let group = &self.shared.groups[usize::from(group)];
+        // A group that forms again meanwhile has new threads at the end of the list.
+        while let Some(thread) = self.lock_ranks().pop() {
+            let group = &self.shared.groups[usize::from(thread.group)];
             let mut given_up = None;
-            while !thread.is_finished() {
-                if group.exchange.is_closed() {
+            while !thread.handle.is_finished() {
+                if thread.tenure.is_over() || group.is_ended() {
                     let since = *given_up.get_or_insert_with(Instant::now);
                     if since.elapsed() > GIVE_UP_AFTER {
-                        left_behind = true;
+                        left_behind |= !thread.tenure.is_over();
                         break;
                     }
                 }
                 std::thread::park_timeout(STOP_LOOK_EVERY);
             }
-            if thread.is_finished() {
-                // A panic was reported by the supervisor already.
-                let _ = thread.join();
+            if thread.handle.is_finished() {
+                // A panic was reported to the supervisor already.
+                let _ = thread.handle.join();
             }
         }
         self.shared.outbox.close();
+        let others = std::mem::take(&mut *self.lock_others());
         // The supervisor waits for every rank: if one is stuck, it is left behind too.
-        others.into_iter().filter(|_| !left_behind).for_each(|t| drop(t.join()));
+        others.into_iter().filter(|_| !left_behind).for_each(|thread| drop(thread.join()));
     }
 
-    fn lock_threads(&self) -> MutexGuard<'_, Threads> {
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_ranks(&self) -> MutexGuard<'_, Vec<RankThread>> {
+        self.ranks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_others(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.others.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lane(&self, lane: usize) -> (&GroupShared, &LaneShared) {
@@ -326,26 +289,26 @@ impl Host {
         (group, &group.lanes[lane % per_group])
     }
 
-    fn wait_loaded(&self, loaded: &mpsc::Receiver<(u16, Result<(), StartError>)>) -> Result<(), HostError> {
-        let mut first_error = None;
-        for (rank, result) in loaded.iter().take(self.shared.mesh.ranks()) {
-            if let Err(source) = result {
-                // Ranks that did load must not wait for this one.
-                self.shared.loaded.close();
-                self.shared.groups.iter().for_each(|group| supervisor::close(group));
-                first_error.get_or_insert(HostError::Rank { rank, source });
+    fn wait_loaded(
+        &self,
+        supervisor: &mut Supervisor,
+        reported: &mpsc::Receiver<Report>,
+    ) -> Result<(), HostError> {
+        while supervisor.is_loading() {
+            let report = reported.recv().expect("the supervisor has a sender");
+            if let Some((rank, source)) = supervisor.take_first(report) {
+                return Err(HostError::Rank { rank, source });
             }
         }
-        first_error.map_or(Ok(()), Err)
+        Ok(())
     }
 
     fn wait_ready(&self) -> Result<(), HostError> {
         loop {
-            let lanes = self.shared.groups.iter().flat_map(|g| &g.lanes);
-            if lanes.into_iter().all(|l| l.gauges.ready.load(Ordering::SeqCst)) {
+            if self.shared.is_ready() {
                 return Ok(());
             }
-            if let Some(fault) = self.shared.fault.get() {
+            if let Some(fault) = self.shared.fault() {
                 return Err(HostError::Ended(fault.clone()));
             }
             std::thread::park_timeout(Duration::from_millis(1));
@@ -363,209 +326,11 @@ impl Drop for Host {
     }
 }
 
-impl HostShared {
-    fn new(config: &HostConfig) -> Self {
-        let mesh = config.mesh;
-        let top = config.lattice.top();
-        let stride = config.scheduler.max_model_len.div_ceil(config.scheduler.page_size);
-        let plan = || Plan::with_capacity(top.rows(), config.scheduler.max_num_seqs, stride);
-        let lane = || LaneShared {
-            mailbox: Mailbox::default(),
-            board: Board::new(mesh.ranks_per_lane(), mesh.lanes_per_group(), config.spins, plan),
-            window: Arc::new(Window::new(mesh.ranks_per_lane(), config.spins)),
-            gauges: Gauges::default(),
-        };
-        let paused = Arc::new(AtomicBool::new(false));
-        let group = || {
-            Arc::new(GroupShared {
-                exchange: Exchange::new(mesh.lanes_per_group(), config.spins),
-                window: Arc::new(Window::new(mesh.lanes_per_group(), config.spins)),
-                lanes: (0..mesh.lanes_per_group()).map(|_| lane()).collect(),
-                exit: AtomicBool::new(false),
-                paused: Arc::clone(&paused),
-            })
-        };
-        let groups = (0..mesh.groups()).map(|_| group()).collect();
-        Self {
-            mesh,
-            epoch: Instant::now(),
-            groups,
-            outbox: Outbox::new(mesh.lanes()),
-            loaded: Meeting::new(mesh.ranks(), 0),
-            fault: OnceLock::new(),
-            draining: AtomicBool::new(false),
-            paused,
-        }
-    }
-
-    /// Keeps the first fault, and logs it.
-    pub(crate) fn set_fault(&self, reason: &str) {
-        if self.fault.set(reason.to_owned()).is_ok() {
-            tracing::error!("a group is lost: {reason}");
-        }
-    }
-
-    /// Numbers of a group's lanes over the whole mesh.
-    pub(crate) fn lanes_of(&self, group: usize) -> Vec<LaneId> {
-        let per_group = self.mesh.lanes_per_group();
-        (group * per_group..(group + 1) * per_group).map(|lane| LaneId(lane as u16)).collect()
-    }
-
-    fn health(&self) -> Health {
-        let now_ms = self.epoch.elapsed().as_millis() as u64;
-        let mut lanes = Vec::with_capacity(self.mesh.lanes());
-        for group in &self.groups {
-            for (place, lane) in group.lanes.iter().enumerate() {
-                let sighting = group.exchange.sighting(place);
-                let since = now_ms.saturating_sub(lane.gauges.since_ms.load(Ordering::Relaxed));
-                lanes.push(LaneHealth {
-                    lane: LaneId(lanes.len() as u16),
-                    activity: sighting.activity,
-                    step: sighting.step,
-                    since: Duration::from_millis(since),
-                });
-            }
-        }
-        let ready = self.groups.iter().flat_map(|g| &g.lanes).all(|l| l.gauges.ready.load(Ordering::SeqCst));
-        let draining = self.draining.load(Ordering::SeqCst);
-        let paused = self.paused.load(Ordering::SeqCst);
-        Health { ready, draining, paused, fault: self.fault.get().cloned(), lanes }
-    }
-}
-
-/// Makes ranks, each on its own thread.
-struct Starter {
-    config: HostConfig,
-    checkpoint: Arc<Checkpoint>,
-    #[expect(clippy::type_complexity, reason = "named once, here")]
-    backend: Box<dyn Fn(&Seat) -> Result<Box<dyn Backend>, OpsError> + Send + Sync>,
-    shared: Arc<HostShared>,
-    progress: Arc<Progress>,
-}
-
-impl Starter {
-    /// A rank thread, from loading to its end. A panic anywhere becomes a report.
-    fn rank(
-        &self,
-        seat: &Seat,
-        loaded: &mpsc::Sender<(u16, Result<(), StartError>)>,
-        ended: &mpsc::Sender<Ended>,
-    ) {
-        let device = catch_unwind(AssertUnwindSafe(|| self.load(seat)));
-        let device = device.unwrap_or_else(|panic| Err(StartError::Panic(text_of(&*panic))));
-        let (device, report) = match device {
-            Ok(device) => (Some(device), Ok(())),
-            Err(error) => (None, Err(error)),
-        };
-        let failed = report.as_ref().err().map(ToString::to_string);
-        // The receiver outlives loading; after a failed start nobody is left to tell.
-        let _ = loaded.send((seat.rank.0, report));
-        let outcome = match (device, failed) {
-            (Some(device), _) => {
-                let run = catch_unwind(AssertUnwindSafe(|| self.run_when_all_have_loaded(seat, device)));
-                run.unwrap_or_else(|panic| Err(format!("panicked: {}", text_of(&*panic))))
-            }
-            (None, failed) => Err(failed.unwrap_or_default()),
-        };
-        let _ = ended.send(Ended { seat: *seat, outcome });
-    }
-
-    fn load(&self, seat: &Seat) -> Result<Device, StartError> {
-        let mut backend = (self.backend)(seat)?;
-        let progress = |done, total| (self.progress)(usize::from(seat.rank.0), done, total);
-        let layout = (&self.config.mesh, self.config.experts);
-        let model = Model::load(&self.checkpoint, layout, seat, &mut *backend, &progress)?;
-        let top = self.config.lattice.top();
-        let scheduler = &self.config.scheduler;
-        let reserve = Reserve {
-            top: StepShape {
-                rows: top.rows(),
-                out_rows: top.out_rows(),
-                lanes: self.config.mesh.lanes_per_group(),
-            },
-            layers: model.config().layers,
-            attention: Arc::clone(model.attention()),
-            page_size: scheduler.page_size,
-            pages: scheduler.pages,
-            pages_per_sequence: scheduler.max_model_len.div_ceil(scheduler.page_size),
-            kv_dtype: self.config.kv_dtype,
-            slots: scheduler.max_num_seqs + 1,
-            vocab: model.config().vocab_size,
-            samples: seat.rank_in_lane == 0,
-            poison: self.config.poison,
-        };
-        let group = &self.shared.groups[usize::from(seat.group)];
-        let collectives = SharedCollectives::new(
-            (Arc::clone(&group.lanes[seat.lane_in_group].window), seat.rank_in_lane),
-            (Arc::clone(&group.window), seat.lane_in_group),
-        );
-        Ok(Device::new(backend, model, collectives, &reserve, seat.lane_in_group)?)
-    }
-
-    fn run_when_all_have_loaded(&self, seat: &Seat, device: Device) -> Result<(), String> {
-        let gate = &self.shared.loaded;
-        gate.arrive(usize::from(seat.rank.0), 1);
-        let all = || (0..gate.seats()).all(|rank| gate.number(rank) > 0);
-        gate.wait_until(all, None).map_err(|_| "another rank could not be loaded".to_owned())?;
-        self.run(seat, device)
-    }
-
-    fn run(&self, seat: &Seat, device: Device) -> Result<(), String> {
-        let shared = Arc::clone(&self.shared.groups[usize::from(seat.group)]);
-        let lane_in_group = seat.lane_in_group;
-        let outcome = if seat.rank_in_lane == 0 {
-            let lanes = self.config.mesh.lanes_per_group();
-            let mut lane = Lane {
-                shared,
-                lane_in_group,
-                outbox: Arc::clone(&self.shared.outbox),
-                epoch: self.shared.epoch,
-                state: GroupState::new(Arc::clone(&self.config.lattice), lanes, self.config.record_all)
-                    .with_patience(self.config.patience)
-                    .with_policy(self.config.policy),
-                scheduler: Scheduler::new(self.config.scheduler.clone()),
-                device,
-                mail: VecDeque::new(),
-                events: Vec::with_capacity(EVENTS_PER_SEQUENCE * self.config.scheduler.max_num_seqs),
-                facts: vec![Facts::default(); lanes],
-                last_signature: 0,
-                last_replay_us: 0,
-                order: 0,
-                asked_pause: false,
-            };
-            let outcome = lane.run();
-            if let Err(error) = &outcome {
-                // Before any answer: who gets one must find health red.
-                self.shared.set_fault(&reason(seat, error));
-                let error = EngineError::Rank(error.to_string());
-                lane.scheduler.fail_all(&error, &mut lane.events);
-                self.shared.outbox.post(&mut lane.events);
-            }
-            outcome
-        } else {
-            Follower { shared, lane_in_group, rank_in_lane: seat.rank_in_lane, device }.run()
-        };
-        outcome.map_err(|e| e.to_string())
-    }
-}
-
-/// A fault with the rank that it happened in.
-pub(crate) fn reason(seat: &Seat, error: &impl std::fmt::Display) -> String {
-    format!("rank {} (lane {}): {error}", seat.rank, seat.lane)
-}
-
-fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, HostError> {
-    std::thread::Builder::new().name(name).spawn(body).map_err(HostError::Thread)
-}
-
-fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())
-}
-
-/// Events of one request in one step: it may start, get a token and end.
-const EVENTS_PER_SEQUENCE: usize = 3;
 /// How often a stopping host looks whether a rank has ended.
 const STOP_LOOK_EVERY: Duration = Duration::from_millis(1);
 /// What a rank has after its group was closed; every wait of the group returns at once.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(2);
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, HostError> {
+    std::thread::Builder::new().name(name.into()).spawn(body).map_err(HostError::Thread)
+}

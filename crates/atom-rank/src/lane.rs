@@ -2,11 +2,13 @@
 
 use crate::board::Order;
 use crate::device::Device;
-use crate::host::{GroupShared, LaneShared};
+use crate::collectives::SharedCollectives;
+use crate::host::HostConfig;
 use crate::mail::Mail;
 use crate::outbox::Outbox;
+use crate::shared::{Form, FormLane, GroupShared, LaneShared};
 use crate::stats::Gauges;
-use atom_base::RequestId;
+use atom_base::{RequestId, Seat, StepNo};
 use atom_engine::{Event, Scheduler};
 use atom_group::{
     Activity, Bucket, Divergence, ExchangeError, ExitCause, Facts, FactsFlags, Grants, GroupState, GroupStep,
@@ -14,28 +16,43 @@ use atom_group::{
 };
 use atom_ops::OpsError;
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// One lane, as its first rank runs it.
 pub(crate) struct Lane {
-    pub(crate) shared: Arc<GroupShared>,
-    pub(crate) lane_in_group: usize,
-    pub(crate) outbox: Arc<Outbox>,
-    pub(crate) epoch: Instant,
-    pub(crate) state: GroupState,
-    pub(crate) scheduler: Scheduler,
-    pub(crate) device: Device,
-    pub(crate) mail: VecDeque<Mail>,
-    pub(crate) events: Vec<(RequestId, Event)>,
-    pub(crate) facts: Vec<Facts>, // [lanes]
-    pub(crate) last_signature: u64,
-    pub(crate) last_replay_us: u32,
-    pub(crate) order: u64,
+    group: Arc<GroupShared>,
+    /// Of the epoch that runs.
+    form: Option<Arc<Form>>,
+    lane_in_group: usize,
+    outbox: Arc<Outbox>,
+    start: Instant,
+    state: GroupState,
+    scheduler: Scheduler,
+    device: Device,
+    mail: VecDeque<Mail>,
+    events: Vec<(RequestId, Event)>,
+    facts: Vec<Facts>, // [lanes]
+    last_signature: u64,
+    last_replay_us: u32,
+    order: u64,
     /// What this lane last asked of the group.
-    pub(crate) asked_pause: bool,
+    asked_pause: bool,
+    /// No recording is kept: every step makes its own.
+    eager: bool,
+    fail_on_eager: bool,
+}
+
+/// What a lane is made of.
+pub(crate) struct LaneParts<'a> {
+    pub(crate) config: &'a HostConfig,
+    pub(crate) seat: &'a Seat,
+    pub(crate) group: Arc<GroupShared>,
+    pub(crate) outbox: Arc<Outbox>,
+    pub(crate) start: Instant,
+    pub(crate) device: Device,
 }
 
 /// Why a rank thread ended other than by being asked to.
@@ -53,11 +70,68 @@ pub(crate) enum RankError {
         "rank {rank} of the lane recorded collectives {theirs:#x}, the lane's first rank {ours:#x}; refused before any replay"
     )]
     Signature { rank: usize, theirs: u64, ours: u64 },
+    #[error("step {step} is no replay (cause: {cause}), which --fail-on-eager does not allow")]
+    Eager { step: StepNo, cause: &'static str },
     #[error("lane {lane} of the group reported that it can't go on")]
     Fatal { lane: usize },
 }
 
+impl RankError {
+    /// Somebody else did not come, or the epoch is over: this rank itself could go on.
+    pub(crate) fn blames_others(&self) -> bool {
+        match self {
+            Self::Exchange(_) | Self::Board(_) | Self::Fatal { .. } => true,
+            Self::Ops(error) => matches!(error, OpsError::Collective(_)),
+            Self::Divergence(_) | Self::Signature { .. } | Self::Eager { .. } => false,
+        }
+    }
+
+    /// Ranks that should agree don't.
+    pub(crate) fn is_divergence(&self) -> bool {
+        matches!(self, Self::Divergence(_) | Self::Signature { .. })
+    }
+}
+
 impl Lane {
+    pub(crate) fn new(parts: LaneParts<'_>) -> Self {
+        let LaneParts { config, seat, group, outbox, start, device } = parts;
+        Self {
+            form: None,
+            lane_in_group: seat.lane_in_group,
+            outbox,
+            start,
+            state: first_state(config),
+            scheduler: Scheduler::new(config.scheduler.clone()),
+            device,
+            mail: VecDeque::new(),
+            events: Vec::with_capacity(EVENTS_PER_SEQUENCE * config.scheduler.max_num_seqs),
+            facts: vec![Facts::default(); group.lanes.len()],
+            last_signature: 0,
+            last_replay_us: 0,
+            order: 0,
+            asked_pause: false,
+            eager: config.enforce_eager,
+            fail_on_eager: config.fail_on_eager,
+            group,
+        }
+    }
+
+    /// Begins an epoch. Whoever ran in the last one waits again, with all tokens: the step that was cut
+    /// short may have left anything in the pages that it wrote.
+    pub(crate) fn join(&mut self, form: Arc<Form>, collectives: SharedCollectives, config: &HostConfig) {
+        self.device.join(collectives);
+        self.state = first_state(config);
+        self.scheduler.start_over(form.lanes[self.lane_in_group].cache_is_lost);
+        (self.last_signature, self.last_replay_us, self.order) = (0, 0, 0);
+        self.gauges().epoch.store(form.epoch, Ordering::Relaxed);
+        self.form = Some(form);
+    }
+
+    /// The step that comes next.
+    pub(crate) fn step(&self) -> StepNo {
+        self.state.next_step()
+    }
+
     /// Runs until the group ends.
     pub(crate) fn run(&mut self) -> Result<(), RankError> {
         loop {
@@ -68,7 +142,7 @@ impl Lane {
                 GroupStep::Record(bucket) => self.record(bucket)?,
                 GroupStep::Step { bucket, grants, note } => {
                     self.count_note(&note);
-                    self.step(bucket, &grants)?;
+                    self.replay(bucket, &grants)?;
                 }
                 GroupStep::Exit(ExitCause::Asked) => return self.leave(),
                 GroupStep::Exit(ExitCause::Fatal { lane }) => return Err(RankError::Fatal { lane }),
@@ -76,8 +150,16 @@ impl Lane {
         }
     }
 
+    fn form(&self) -> &Form {
+        self.form.as_ref().expect("a rank joins before it runs")
+    }
+
+    fn meetings(&self) -> &FormLane {
+        &self.form().lanes[self.lane_in_group]
+    }
+
     fn lane(&self) -> &LaneShared {
-        &self.shared.lanes[self.lane_in_group]
+        &self.group.lanes[self.lane_in_group]
     }
 
     fn gauges(&self) -> &Gauges {
@@ -85,7 +167,7 @@ impl Lane {
     }
 
     fn now_ms(&self) -> u64 {
-        self.epoch.elapsed().as_millis() as u64
+        self.start.elapsed().as_millis() as u64
     }
 
     /// Says what the lane does from now on and how long that may take.
@@ -94,12 +176,12 @@ impl Lane {
         let (now, patience) = (self.now_ms(), patience.as_millis().min(u128::from(u64::MAX)) as u64);
         gauges.deadline_ms.store(now.saturating_add(patience), Ordering::Relaxed);
         gauges.since_ms.store(now, Ordering::Relaxed);
-        self.shared.exchange.note(self.lane_in_group, self.state.next_step(), activity);
+        self.form().exchange.note(self.lane_in_group, self.state.next_step(), activity);
     }
 
     fn take_mail(&mut self) {
-        let shared = Arc::clone(&self.shared);
-        shared.lanes[self.lane_in_group].mailbox.take(&mut self.mail);
+        let group = Arc::clone(&self.group);
+        group.lanes[self.lane_in_group].mailbox.take(&mut self.mail);
         if self.mail.is_empty() {
             return;
         }
@@ -119,10 +201,10 @@ impl Lane {
     fn exchange(&mut self) -> Result<GroupStep, RankError> {
         let want = self.scheduler.want(self.now_ms()).facts();
         let mut flags = want.flags;
-        if self.shared.exit.load(Ordering::SeqCst) {
+        if self.group.exit.load(Ordering::SeqCst) {
             flags = flags.with(FactsFlags::EXIT);
         }
-        self.asked_pause = self.shared.paused.load(Ordering::SeqCst);
+        self.asked_pause = self.group.paused.load(Ordering::SeqCst);
         if self.asked_pause {
             flags = flags.with(FactsFlags::PAUSE);
         }
@@ -136,7 +218,8 @@ impl Lane {
         };
         let (start, patience) = (Instant::now(), self.state.patience());
         self.note(Activity::Exchanging, patience);
-        self.shared.exchange.exchange(self.lane_in_group, &mine, patience, &mut self.facts)?;
+        let form = Arc::clone(self.form.as_ref().expect("a rank joins before it runs"));
+        form.exchange.exchange(self.lane_in_group, &mine, patience, &mut self.facts)?;
         Gauges::add(&self.gauges().exchange_us, start.elapsed().as_micros() as u64);
         let (state, step) = settle(&self.state, &self.facts)?;
         self.state = state;
@@ -148,12 +231,12 @@ impl Lane {
 
     fn park(&mut self) -> Result<(), RankError> {
         self.note(Activity::Parked, Duration::MAX);
-        let (lane, shared) = (self.lane(), &self.shared);
+        let (lane, group) = (self.lane(), &self.group);
         let wake = || {
-            let resumed = self.asked_pause && !shared.paused.load(Ordering::SeqCst);
-            resumed || !lane.mailbox.is_empty() || shared.exit.load(Ordering::SeqCst)
+            let resumed = self.asked_pause && !group.paused.load(Ordering::SeqCst);
+            resumed || !lane.mailbox.is_empty() || group.exit.load(Ordering::SeqCst)
         };
-        self.shared.exchange.park(self.lane_in_group, self.state.next_step(), wake)?;
+        self.form().exchange.park(self.lane_in_group, self.state.next_step(), wake)?;
         Ok(())
     }
 
@@ -161,9 +244,9 @@ impl Lane {
         let patience = self.state.patience();
         self.note(Activity::Recording, patience);
         self.next_order(patience)?;
-        self.lane().board.order(self.order, Order::Record(bucket));
+        self.meetings().board.order(self.order, Order::Record(bucket));
         let signature = self.device.record(bucket)?;
-        if let Some((rank, theirs)) = self.lane().board.wait_signatures(self.order, signature, patience)? {
+        if let Some((rank, theirs)) = self.meetings().board.wait_signatures(self.order, signature, patience)? {
             return Err(RankError::Signature { rank, theirs, ours: signature });
         }
         self.last_signature = signature;
@@ -171,29 +254,37 @@ impl Lane {
         Ok(())
     }
 
-    fn step(&mut self, bucket: Bucket, grants: &Grants) -> Result<(), RankError> {
+    fn replay(&mut self, bucket: Bucket, grants: &Grants) -> Result<(), RankError> {
         let patience = self.state.patience();
         self.note(Activity::Committing, patience);
         self.next_order(patience)?;
-        let shared = Arc::clone(&self.shared);
-        let board = &shared.lanes[self.lane_in_group].board;
+        let form = Arc::clone(self.form.as_ref().expect("a rank joins before it runs"));
+        let board = &form.lanes[self.lane_in_group].board;
         {
-            let mut post = board.post_of(self.order).write().expect("a panic ends the rank");
+            let mut post = board.post_of(self.order).write().unwrap_or_else(PoisonError::into_inner);
             post.patience = patience;
             for (rows, grant) in post.group_rows.iter_mut().zip(grants.as_slice()) {
                 *rows = grant.rows();
             }
             self.scheduler.commit(grants.as_slice()[self.lane_in_group], &mut post.plan);
         }
-        board.order(self.order, Order::Replay(bucket));
+        let is_eager = self.eager;
+        board.order(self.order, if is_eager { Order::Eager(bucket) } else { Order::Replay(bucket) });
         self.note(Activity::Replaying, patience);
-        let post = board.post_of(self.order).read().expect("a panic ends the rank");
+        let post = board.post_of(self.order).read().unwrap_or_else(PoisonError::into_inner);
         let start = Instant::now();
+        if is_eager {
+            if self.fail_on_eager {
+                return Err(RankError::Eager { step: self.state.next_step(), cause: "enforce_eager" });
+            }
+            self.device.record_anew(bucket)?;
+            Gauges::add(&self.gauges().eager_steps, 1);
+        }
         let (signature, results) = self.device.replay(bucket, &post.plan, &post.group_rows, patience)?;
         let took = start.elapsed();
         self.last_signature = signature;
         self.last_replay_us = took.as_micros().clamp(1, u128::from(u32::MAX)) as u32;
-        self.shared.exchange.note(self.lane_in_group, self.state.next_step(), Activity::Applying);
+        form.exchange.note(self.lane_in_group, self.state.next_step(), Activity::Applying);
         self.scheduler.apply(&post.plan, results, &mut self.events);
         // Counters first: who sees a request end finds them up to date.
         self.count(bucket, post.plan.rows(), took);
@@ -203,7 +294,9 @@ impl Lane {
 
     fn count(&self, bucket: Bucket, rows: usize, took: Duration) {
         let gauges = self.gauges();
-        Gauges::add(&gauges.replays, 1);
+        if !self.eager {
+            Gauges::add(&gauges.replays, 1);
+        }
         Gauges::add(&gauges.real_rows, rows as u64);
         Gauges::add(&gauges.padding_rows, (bucket.rows() - rows) as u64);
         Gauges::add(&gauges.replay_us, took.as_micros() as u64);
@@ -224,14 +317,24 @@ impl Lane {
 
     fn next_order(&mut self, patience: Duration) -> Result<(), RankError> {
         self.order += 1;
-        self.lane().board.wait_free(self.order, patience)?;
+        self.meetings().board.wait_free(self.order, patience)?;
         Ok(())
     }
 
     fn leave(&mut self) -> Result<(), RankError> {
         self.note(Activity::Ended, Duration::MAX);
         self.next_order(self.state.patience())?;
-        self.lane().board.order(self.order, Order::Exit);
+        self.meetings().board.order(self.order, Order::Exit);
         Ok(())
     }
 }
+
+/// What all lanes of a group begin an epoch with.
+fn first_state(config: &HostConfig) -> GroupState {
+    GroupState::new(Arc::clone(&config.lattice), config.mesh.lanes_per_group(), config.record_all)
+        .with_patience(config.patience)
+        .with_policy(config.policy)
+}
+
+/// Events of one request in one step: it may start, get a token and end.
+const EVENTS_PER_SEQUENCE: usize = 3;

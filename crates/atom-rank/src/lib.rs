@@ -6,8 +6,9 @@
 //!
 //! * [`Host::submit`] takes requests from any thread; events come back through the sink given with them;
 //! * [`Host::health`] and [`Host::stats`] can be read at any time;
-//! * a rank that fails or panics, or a step past its deadline, ends its group: every wait of the
-//!   group returns, every request is answered, and health says why.
+//! * a rank that fails, panics or is past its deadline ends its group's epoch: every wait of it returns,
+//!   requests of a lost lane get an error, and the group forms again with a new rank in that seat, as
+//!   often as it may (`supervisor.rs`). After that it ends: every request is answered, health says why.
 //!
 //! This crate must never know HTTP, text, or how a device computes.
 
@@ -22,6 +23,8 @@ mod host;
 mod lane;
 mod mail;
 mod outbox;
+mod shared;
+mod starter;
 mod stats;
 mod supervisor;
 

@@ -26,6 +26,13 @@ impl Mailbox {
         self.len.store(queue.len(), Ordering::SeqCst);
     }
 
+    /// Forgets everything: the requests in it were answered otherwise.
+    pub(crate) fn clear(&self) {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.clear();
+        self.len.store(0, Ordering::SeqCst);
+    }
+
     /// True without taking the lock when there is nothing.
     pub(crate) fn is_empty(&self) -> bool {
         self.len.load(Ordering::SeqCst) == 0

@@ -74,6 +74,11 @@ impl Outbox {
         self.lock_routes().remove(request).map(|route| route.placement.lane)
     }
 
+    /// True if the request has not ended.
+    pub(crate) fn is_open(&self, request: RequestId) -> bool {
+        self.lock_routes().open.contains_key(&request)
+    }
+
     /// Requests that have not ended.
     pub(crate) fn open(&self) -> usize {
         self.lock_routes().open.len()

@@ -9,8 +9,12 @@ use std::time::Duration;
 /// One lane's totals since start, and what it holds now.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LaneStats {
+    /// The group's epoch: 1, and one more for every time that it formed again.
+    pub epoch: u64,
     /// Steps that replayed a recording.
     pub replays: u64,
+    /// Steps that were no replay: `--enforce-eager`, and nothing else makes one.
+    pub eager_steps: u64,
     /// Buckets recorded.
     pub recordings: u64,
     /// Rows computed for requests.
@@ -40,6 +44,8 @@ pub struct LaneStats {
 pub struct LaneHealth {
     /// Which lane.
     pub lane: LaneId,
+    /// In which epoch of its group.
+    pub epoch: u64,
     /// What it is doing.
     pub activity: Activity,
     /// In which step.
@@ -57,6 +63,8 @@ pub struct Health {
     pub draining: bool,
     /// Told to rest: nothing is computed until it is told to go on.
     pub paused: bool,
+    /// Why a group does not run at the moment, if it will again: it lost a rank and waits for another.
+    pub forming: Option<String>,
     /// Why the host can't go on, if it can't.
     pub fault: Option<String>,
     /// Every lane.
@@ -67,7 +75,9 @@ pub struct Health {
 #[derive(Default)]
 pub(crate) struct Gauges {
     pub(crate) ready: AtomicBool,
+    pub(crate) epoch: AtomicU64,
     pub(crate) replays: AtomicU64,
+    pub(crate) eager_steps: AtomicU64,
     pub(crate) recordings: AtomicU64,
     pub(crate) real_rows: AtomicU64,
     pub(crate) padding_rows: AtomicU64,
@@ -114,7 +124,9 @@ impl Gauges {
         let get = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
         let c = &self.counters;
         LaneStats {
+            epoch: get(&self.epoch),
             replays: get(&self.replays),
+            eager_steps: get(&self.eager_steps),
             recordings: get(&self.recordings),
             real_rows: get(&self.real_rows),
             padding_rows: get(&self.padding_rows),

@@ -1,73 +1,326 @@
-//! One thread that decides whether the host can go on: it hears of every rank that ends and watches
-//! every lane's deadline. Loss is decided here and nowhere else.
+//! One thread that decides whether a group can go on: it hears of every rank that loads, ends or finds
+//! itself alone, and watches every lane's deadline. Loss is decided here and nowhere else.
 
-use crate::host::{GroupShared, HostShared, reason};
-use atom_base::Seat;
+use crate::host::StartError;
+use crate::shared::{Form, HostShared, reason};
+use crate::starter::Starter;
+use atom_base::{LaneId, Seat};
 use atom_engine::EngineError;
-use atom_group::Activity;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::Duration;
+use atom_group::{Activity, Epochs, Loss, Sighting, Verdict};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-/// A rank thread ended: `Ok` if it was asked to.
-pub(crate) struct Ended {
-    pub(crate) seat: Seat,
-    pub(crate) outcome: Result<(), String>,
+/// What a rank's thread says of itself.
+pub(crate) enum Report {
+    /// It has loaded, or failed to.
+    Loaded {
+        seat: Seat,
+        outcome: Result<(), StartError>,
+    },
+    /// It ended because of something in itself.
+    Lost {
+        seat: Seat,
+        tenure: Arc<Tenure>,
+        epoch: u64,
+        loss: Loss,
+        why: String,
+    },
+    /// Others did not come, or the epoch was closed; it waits for the next one.
+    Alone {
+        seat: Seat,
+        epoch: u64,
+        why: String,
+    },
+    /// It ended because it was asked to, or because its group did.
+    Left {
+        tenure: Arc<Tenure>,
+    },
 }
 
-/// Runs until every rank has ended or will never end.
-pub(crate) fn watch(host: &Arc<HostShared>, ended: &Receiver<Ended>) {
-    let mut left = host.mesh.ranks();
-    while left > 0 {
-        match ended.recv_timeout(LOOK_EVERY) {
-            Ok(Ended { seat, outcome }) => {
-                left -= 1;
-                if let Err(error) = outcome {
-                    lose(host, usize::from(seat.group), &reason(&seat, &error));
-                }
-            }
-            Err(RecvTimeoutError::Timeout) => look(host),
-            Err(RecvTimeoutError::Disconnected) => return,
-        }
+/// Whether a thread still holds its seat. A thread that was given up finds out when it wakes.
+#[derive(Default)]
+pub(crate) struct Tenure(AtomicBool);
+
+/// A rank's thread, for whoever joins it.
+pub(crate) struct RankThread {
+    pub(crate) handle: JoinHandle<()>,
+    pub(crate) tenure: Arc<Tenure>,
+    pub(crate) group: u16,
+}
+
+/// Threads of ranks, past ones too.
+pub(crate) type RankThreads = Arc<Mutex<Vec<RankThread>>>;
+
+/// See the module.
+pub(crate) struct Supervisor {
+    starter: Arc<Starter>,
+    threads: RankThreads,
+    reports: Sender<Report>,
+    groups: Vec<Watched>,
+    /// Threads that hold their seats.
+    left: usize,
+}
+
+/// What the supervisor knows of one group.
+struct Watched {
+    epochs: Epochs,
+    tenures: Vec<Arc<Tenure>>, // [ranks of the group]
+    /// Ranks that load for the next epoch, since when, and the lanes whose caches they take with them.
+    forming: Option<Forming>,
+}
+
+struct Forming {
+    loading: usize,
+    since: Instant,
+    lost: Vec<bool>, // [lanes]
+}
+
+impl Tenure {
+    pub(crate) fn is_over(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    fn end(&self) {
+        self.0.store(true, Ordering::SeqCst);
     }
 }
 
-/// Finds lanes that are past their deadline. A peer would notice in its exchange; a lane alone has none.
-fn look(host: &Arc<HostShared>) {
-    let now_ms = host.epoch.elapsed().as_millis() as u64;
-    for (number, group) in host.groups.iter().enumerate() {
-        if group.exchange.is_closed() {
-            continue;
+impl Supervisor {
+    /// Starts a thread for every rank.
+    pub(crate) fn start(
+        starter: Arc<Starter>,
+        threads: RankThreads,
+        reports: Sender<Report>,
+    ) -> std::io::Result<Self> {
+        let mesh = starter.config.mesh;
+        let (per_group, lanes) = (mesh.lanes_per_group() * mesh.ranks_per_lane(), mesh.lanes_per_group());
+        let group = |_| Watched {
+            epochs: Epochs::new(starter.config.rank_restarts_max),
+            tenures: (0..per_group).map(|_| Arc::default()).collect(),
+            forming: Some(Forming { loading: per_group, since: Instant::now(), lost: vec![false; lanes] }),
+        };
+        let groups = (0..mesh.groups()).map(group).collect();
+        let mut supervisor = Self { starter, threads, reports, groups, left: 0 };
+        for seat in mesh.seats() {
+            supervisor.spawn(seat)?;
         }
-        for (lane, shared) in group.lanes.iter().enumerate() {
-            let sighting = group.exchange.sighting(lane);
-            if matches!(sighting.activity, Activity::Starting | Activity::Parked | Activity::Ended) {
+        Ok(supervisor)
+    }
+
+    /// Runs until every rank has ended or was given up with its group.
+    pub(crate) fn watch(mut self, reports: &Receiver<Report>) {
+        while self.left > 0 {
+            match reports.recv_timeout(LOOK_EVERY) {
+                Ok(report) => self.take(report),
+                Err(RecvTimeoutError::Timeout) => self.look(),
+                // Not while this very thread holds a sender.
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    /// Takes a report while the host starts: a rank that can't load is the start's failure.
+    pub(crate) fn take_first(&mut self, report: Report) -> Option<(u16, StartError)> {
+        let failed = match report {
+            Report::Loaded { seat, outcome: Err(error) } => (seat.rank.0, error),
+            report => {
+                self.take(report);
+                return None;
+            }
+        };
+        // Ranks that did load must not wait for this one.
+        for group in 0..self.groups.len() {
+            self.shared().groups[group].end("another rank could not be loaded");
+        }
+        Some(failed)
+    }
+
+    /// True while ranks of any group load for the first time.
+    pub(crate) fn is_loading(&self) -> bool {
+        self.groups.iter().any(|group| group.forming.is_some() && group.epochs.current() == 1)
+    }
+
+    fn shared(&self) -> &Arc<HostShared> {
+        &self.starter.shared
+    }
+
+    fn take(&mut self, report: Report) {
+        match report {
+            Report::Loaded { seat, outcome: Ok(()) } => self.loaded(&seat),
+            Report::Loaded { seat, outcome: Err(error) } => {
+                self.left -= 1;
+                self.end(usize::from(seat.group), &reason(&seat, &error));
+            }
+            // Who was given up is not counted any more.
+            Report::Left { tenure } | Report::Lost { tenure, .. } if tenure.is_over() => {}
+            Report::Left { .. } => self.left -= 1,
+            Report::Lost { seat, epoch, loss, why, .. } => {
+                self.left -= 1;
+                self.lose(usize::from(seat.group), epoch, loss, &[seat], &reason(&seat, &why));
+            }
+            Report::Alone { seat, epoch, why } => {
+                let group = usize::from(seat.group);
+                let Some(form) = self.shared().groups[group].last_form().filter(|f| f.epoch == epoch) else {
+                    return;
+                };
+                if self.groups[group].forming.is_some() {
+                    return;
+                }
+                let missing = form.missing();
+                // Nobody is behind: then it is the one who complains that can't go on.
+                let seats = if missing.is_empty() { vec![seat] } else { self.seats_at(group, &missing) };
+                let names: Vec<_> = seats
+                    .iter()
+                    .map(|lost| {
+                        let Sighting { step, activity, .. } = form.exchange.sighting(lost.lane_in_group);
+                        format!("rank {} (lane {}, {activity} at step {step})", lost.rank, lost.lane)
+                    })
+                    .collect();
+                let why = format!("{} did not come; {}", names.join(" and "), reason(&seat, &why));
+                self.lose(group, epoch, Loss::Stuck, &seats, &why);
+            }
+        }
+    }
+
+    fn loaded(&mut self, seat: &Seat) {
+        let number = usize::from(seat.group);
+        let group = &mut self.groups[number];
+        // Its group may have ended meanwhile.
+        let Some(forming) = &mut group.forming else { return };
+        forming.loading -= 1;
+        if forming.loading > 0 {
+            return;
+        }
+        let forming = group.forming.take().expect("looked at above");
+        let form = Form::new(&self.starter.config, group.epochs.current(), &forming.lost);
+        if form.epoch > 1 {
+            tracing::warn!("group {number} has formed again: epoch {}", form.epoch);
+        }
+        self.shared().groups[number].form(form);
+    }
+
+    /// Finds lanes that are past their deadline, and ranks that load for too long. A peer would notice in
+    /// its exchange; a lane alone has none.
+    fn look(&mut self) {
+        let now_ms = self.shared().start.elapsed().as_millis() as u64;
+        for number in 0..self.groups.len() {
+            if let Some(forming) = &self.groups[number].forming {
+                let waited = forming.since.elapsed();
+                if self.groups[number].epochs.current() > 1 && waited > FORM_WITHIN {
+                    self.end(number, &format!("new ranks have not loaded after {waited:?}"));
+                }
                 continue;
             }
-            let late = now_ms.saturating_sub(shared.gauges.deadline_ms.load(Ordering::Relaxed));
-            if late > GRACE_MS {
-                lose(host, number, &format!("{sighting} is {late} ms past its deadline"));
+            let shared = Arc::clone(&self.shared().groups[number]);
+            let Some(form) = shared.last_form().filter(|_| !shared.is_ended()) else { continue };
+            for (lane, parts) in shared.lanes.iter().enumerate() {
+                let sighting = form.exchange.sighting(lane);
+                if matches!(sighting.activity, Activity::Starting | Activity::Parked | Activity::Ended) {
+                    continue;
+                }
+                let late = now_ms.saturating_sub(parts.gauges.deadline_ms.load(Ordering::Relaxed));
+                if late > GRACE_MS {
+                    let missing = form.missing();
+                    let missing = if missing.is_empty() { vec![(lane, 0)] } else { missing };
+                    let seats = self.seats_at(number, &missing);
+                    let why = format!("{sighting} is {late} ms past its deadline");
+                    self.lose(number, form.epoch, Loss::Stuck, &seats, &why);
+                    break;
+                }
             }
         }
     }
-}
 
-/// Ends a group: the first reason is kept, every wait returns, every request is answered.
-fn lose(host: &Arc<HostShared>, group: usize, reason: &str) {
-    host.set_fault(reason);
-    close(&host.groups[group]);
-    let error = EngineError::Rank(reason.to_owned());
-    host.outbox.fail(&host.lanes_of(group), &error);
-}
+    /// Decides about a loss: the group forms again with new threads in the lost seats, or ends.
+    fn lose(&mut self, group: usize, epoch: u64, loss: Loss, seats: &[Seat], why: &str) {
+        let shared = Arc::clone(self.shared());
+        let is_over = shared.groups[group].is_ended();
+        let stopping = shared.groups[group].exit.load(Ordering::SeqCst);
+        match self.groups[group].epochs.lose(epoch, loss, stopping) {
+            _ if is_over => self.give_up(group, loss, seats),
+            // That epoch is over, but nobody knew that this seat is empty.
+            None if self.groups[group].forming.is_some() => self.replace(group, loss, seats, why),
+            None => self.lose(group, self.groups[group].epochs.current(), loss, seats, why),
+            Some(Verdict::Form { epoch }) => {
+                tracing::error!("{why}; group {group} forms again, as epoch {epoch}");
+                shared.groups[group].unform(why);
+                let lost = vec![false; shared.mesh.lanes_per_group()];
+                self.groups[group].forming = Some(Forming { loading: 0, since: Instant::now(), lost });
+                self.replace(group, loss, seats, why);
+            }
+            Some(Verdict::End(cause)) => {
+                self.give_up(group, loss, seats);
+                self.end(group, &format!("{why}; {cause}"));
+            }
+        }
+    }
 
-/// Ends every wait of a group.
-pub(crate) fn close(group: &GroupShared) {
-    group.exchange.close();
-    group.window.meeting.close();
-    for lane in &group.lanes {
-        lane.window.meeting.close();
-        lane.board.meeting.close();
+    /// New threads for seats; requests of lanes whose leaders are lost get an error.
+    fn replace(&mut self, group: usize, loss: Loss, seats: &[Seat], why: &str) {
+        let shared = Arc::clone(self.shared());
+        self.give_up(group, loss, seats);
+        for seat in seats {
+            let watched = &mut self.groups[group];
+            let Some(forming) = &mut watched.forming else { return };
+            forming.loading += 1;
+            forming.lost[seat.lane_in_group] = true;
+            if seat.rank_in_lane == 0 {
+                let error = EngineError::Rank(why.to_owned());
+                shared.outbox.fail(&[seat.lane], &error);
+                shared.groups[group].lanes[seat.lane_in_group].mailbox.clear();
+            }
+            if let Err(error) = self.spawn(*seat) {
+                return self.end(group, &format!("{why}; no thread for a new rank: {error}"));
+            }
+        }
+    }
+
+    /// Takes seats away from their threads. One that is stuck is not counted any more.
+    fn give_up(&mut self, group: usize, loss: Loss, seats: &[Seat]) {
+        let ranks_per_lane = self.shared().mesh.ranks_per_lane();
+        for seat in seats {
+            let tenure = &mut self.groups[group].tenures[seat.lane_in_group * ranks_per_lane + seat.rank_in_lane];
+            tenure.end();
+            *tenure = Arc::default();
+            if loss == Loss::Stuck {
+                self.left -= 1;
+            }
+        }
+    }
+
+    /// Ends a group: the first reason is kept, every wait returns, every request is answered.
+    fn end(&mut self, group: usize, why: &str) {
+        let shared = self.shared();
+        // Before any answer: who gets one must find health red.
+        shared.set_fault(why);
+        shared.groups[group].end(why);
+        let lanes: Vec<LaneId> = shared.lanes_of(group);
+        shared.outbox.fail(&lanes, &EngineError::Rank(why.to_owned()));
+        self.groups[group].forming = None;
+    }
+
+    fn seats_at(&self, group: usize, places: &[(usize, usize)]) -> Vec<Seat> {
+        let seats = self.shared().mesh.seats();
+        seats
+            .filter(|s| usize::from(s.group) == group && places.contains(&(s.lane_in_group, s.rank_in_lane)))
+            .collect()
+    }
+
+    fn spawn(&mut self, seat: Seat) -> std::io::Result<()> {
+        let ranks_per_lane = self.shared().mesh.ranks_per_lane();
+        let place = seat.lane_in_group * ranks_per_lane + seat.rank_in_lane;
+        let tenure = Arc::clone(&self.groups[usize::from(seat.group)].tenures[place]);
+        let (starter, reports, own) = (Arc::clone(&self.starter), self.reports.clone(), Arc::clone(&tenure));
+        let handle = std::thread::Builder::new()
+            .name(format!("rank {}", seat.rank))
+            .spawn(move || starter.rank(&seat, &own, &reports))?;
+        self.left += 1;
+        let thread = RankThread { handle, tenure, group: seat.group };
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+        Ok(())
     }
 }
 
@@ -75,3 +328,5 @@ pub(crate) fn close(group: &GroupShared) {
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Peers in the exchange find a late lane first and know more about it.
 const GRACE_MS: u64 = 500;
+/// A rank that takes its seat reads its share of the weights, hundreds of gigabytes at the most.
+const FORM_WITHIN: Duration = Duration::from_secs(600);

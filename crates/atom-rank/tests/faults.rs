@@ -9,7 +9,7 @@ use atom_group::Patience;
 use atom_ops::{Backend, OpsError, StepInputs};
 use atom_rank::{Host, HostError};
 use common::hooked::{Hooked, Hooks};
-use common::{Setup, ask, mesh, request, send, tiny};
+use common::{Setup, ask, mesh, request, rest, send, tiny};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -167,6 +167,7 @@ fn an_idle_group_parks_and_wakes_together() {
         };
         assert_eq!(ask(&host, one).tokens.len(), 3);
     }
+    rest(&host);
     let after = host.stats();
     // Every lane replayed every step, also those of which it had no row: 3 requests of 3 steps.
     for (b, a) in before.iter().zip(&after) {

@@ -12,7 +12,7 @@ use atom_ops::Backend;
 use atom_rank::Host;
 use common::hooked::Hooked;
 use common::trace::{Replayed, Trace, Tracer};
-use common::{Setup, ask, mesh, request, send, tiny};
+use common::{Setup, ask, mesh, request, rest, send, tiny};
 use std::sync::{Arc, Mutex};
 
 const LANES: usize = 4;
@@ -141,6 +141,7 @@ fn idle_lanes_route_no_row_and_hold_no_page() {
         let (host, trace) = start(&setup(experts, Policy::default()));
         let pending = send(&host, on(2, request(&prompt(5, 100), 8, SamplingParams::greedy())));
         pending.wait();
+        rest(&host);
         for (lane, stats) in host.stats().iter().enumerate() {
             assert_eq!(stats.counters.rows > 0, lane == 2, "{experts:?}: rows of lane {lane}");
             assert_eq!(stats.counters.admitted, u64::from(lane == 2), "{experts:?}: leases of lane {lane}");
@@ -163,6 +164,7 @@ fn b_07_b_28_one_busy_rank_of_four_replays_every_step() {
     let (host, trace) = start(&setup(layouts()[1], Policy::default()));
     let answer = ask(&host, on(1, request(&prompt(6, 3), 400, SamplingParams::greedy())));
     assert_eq!(answer.tokens.len(), 400);
+    rest(&host);
     let replays: Vec<_> = host.stats().iter().map(|stats| stats.replays).collect();
     assert!(replays.iter().all(|&n| n == replays[0] && n >= 400), "{replays:?}");
     assert_lockstep(&steps(host, &trace));
@@ -210,4 +212,29 @@ fn an_answer_has_the_same_bits_whatever_the_other_lanes_do() {
         others.into_iter().for_each(|o| assert_eq!(o.wait().tokens.len(), 20));
         assert_eq!(among.bits(), alone.bits(), "{experts:?}");
     }
+}
+
+/// `--enforce-eager`: the same bits by the same code, and every step of it counted.
+#[test]
+fn eager_steps_give_the_same_bits_and_are_counted() {
+    let probe = || on(1, request(&prompt(41, 45), 30, penalised(4)));
+    let setup = setup(layouts()[1], Policy::default());
+    let recorded = start(&setup).0;
+    let replayed = ask(&recorded, probe());
+    let (host, trace) = start(&Setup { enforce_eager: true, ..setup });
+    assert_eq!(ask(&host, probe()).bits(), replayed.bits());
+    [&host, &recorded].map(rest);
+    for (eager, recorded) in host.stats().iter().zip(recorded.stats()) {
+        assert_eq!((eager.replays, recorded.eager_steps), (0, 0));
+        assert_eq!(eager.eager_steps, recorded.replays);
+    }
+    assert_lockstep(&steps(host, &trace));
+}
+
+#[test]
+fn an_eager_step_is_an_error_where_it_is_not_allowed() {
+    let setup = Setup { enforce_eager: true, fail_on_eager: true, ..Setup::default() };
+    let answer = ask(&setup.start(&tiny("qwen3_moe")), request(&[1, 2, 3], 4, SamplingParams::greedy()));
+    let Some(Err(atom_engine::EngineError::Rank(why))) = answer.end else { panic!("{answer:?}") };
+    assert!(why.contains("--fail-on-eager") && why.contains("enforce_eager"), "{why}");
 }

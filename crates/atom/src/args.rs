@@ -163,6 +163,21 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_name = "SHARE", value_parser = parse_padding)]
     pub(crate) padding_max: Option<u32>,
 
+    /// Keep no recording: every step makes its own, by the same code. For finding out whether a recording is
+    /// at fault.
+    #[arg(long)]
+    pub(crate) enforce_eager: bool,
+
+    /// Refuse to take a step that is no replay: an error instead of silently slower. --enforce-eager makes such
+    /// steps and nothing else does, so the two are refused together.
+    #[arg(long, conflicts_with = "enforce_eager")]
+    pub(crate) fail_on_eager: bool,
+
+    /// Times that a group that lost a rank (an error, a panic, a stuck thread) may form again with a new one;
+    /// after that, and at once with 0, the server answers everybody and ends.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub(crate) rank_restarts_max: u32,
+
     /// Fill everything that no result may depend on with NaN, to prove it. Slow; for tests.
     #[arg(long)]
     pub(crate) poison_padding: bool,
@@ -182,8 +197,6 @@ pub(crate) struct EngineArgs {
 /// Flags of vLLM and ATOM that are known and not built: refused by name, see [`EngineArgs::refuse_unbuilt`].
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct UnbuiltArgs {
-    #[arg(long, hide = true)]
-    enforce_eager: bool,
     #[arg(long, hide = true, value_name = "KEY")]
     api_key: Option<String>,
     #[arg(long, hide = true, value_name = "METHOD")]
@@ -197,14 +210,8 @@ pub(crate) struct UnbuiltArgs {
 impl EngineArgs {
     /// What isn't built is refused and never ignored.
     pub(crate) fn refuse_unbuilt(&self) -> anyhow::Result<()> {
-        let UnbuiltArgs { enforce_eager, .. } = self.unbuilt;
         let flags = [
             ("--device cuda", self.device == Device::Cuda, "this build computes on the CPU"),
-            (
-                "--enforce-eager",
-                enforce_eager,
-                "every step replays a recording, which costs nothing on a CPU",
-            ),
             ("--api-key", self.unbuilt.api_key.is_some(), "put a proxy that checks keys in front"),
             ("--quantization", self.unbuilt.quantization.is_some(), "the checkpoint's own format is used"),
             ("--method", self.unbuilt.method.is_some(), "there is no speculation"),
@@ -489,7 +496,7 @@ mod tests {
     #[test]
     fn what_is_not_built_is_refused_by_name() {
         for flag in
-            ["--enforce-eager", "--device=cuda", "--api-key=x"]
+["--device=cuda", "--api-key=x"]
         {
             let Command::Serve(args) = parse(&["atom", "serve", flag]).unwrap().command else { panic!() };
             let refusal = args.engine.refuse_unbuilt().unwrap_err().to_string();

@@ -32,6 +32,9 @@ impl Engine for HostEngine {
         let condition = match &health.fault {
             Some(fault) => Condition::Stalled(fault.clone()),
             None if health.draining => Condition::Unready("the server is shutting down".into()),
+            None if health.forming.is_some() => {
+                Condition::Unready(format!("a group forms again: {}", health.forming.unwrap_or_default()))
+            }
             None if health.paused => Condition::Unready("the engine is paused".into()),
             None if !health.ready => Condition::Unready("recordings are being made".into()),
             None => Condition::Ready,
@@ -67,11 +70,11 @@ impl Engine for HostEngine {
                 family = family.sample(&[("lane", &lane)], value(stats));
             }
         }
-        // Eager steps exist for no reason on this backend: every step replays. The family is there so that
-        // an alert on it can be written once.
-        let eager =
+        let mut eager =
             text.family(Kind::Counter, "atom_eager_steps_total", "Steps that were not a replay, by cause.");
-        eager.sample(&[("cause", &"unrecorded_bucket")], 0.0);
+        for (lane, stats) in lanes.iter().enumerate() {
+            eager = eager.sample(&[("lane", &lane), ("cause", &"enforce_eager")], stats.eager_steps as f64);
+        }
     }
 }
 
@@ -92,6 +95,7 @@ type Family = (Kind, &'static str, &'static str, fn(&atom_rank::LaneStats) -> f6
 
 #[rustfmt::skip]
 const FAMILIES: &[Family] = &[
+    (Kind::Gauge, "atom_group_epoch", "Times that the lane's group has formed: 1, and one more for every lost rank.", |s| s.epoch as f64),
     (Kind::Counter, "atom_replays_total", "Steps that replayed a recording.", |s| s.replays as f64),
     (Kind::Counter, "atom_recordings_total", "Buckets recorded.", |s| s.recordings as f64),
     (Kind::Counter, "atom_rows_total", "Rows computed for requests.", |s| s.real_rows as f64),

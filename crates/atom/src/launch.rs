@@ -211,6 +211,9 @@ fn host_config(
             LoadBalanceArg::LeastRequests => LoadBalance::LeastRequests,
             LoadBalanceArg::LeastTokens => LoadBalance::LeastTokens,
         },
+        rank_restarts_max: args.rank_restarts_max,
+        enforce_eager: args.enforce_eager,
+        fail_on_eager: args.fail_on_eager,
         // A recording on a CPU is a list of some hundred operators: microseconds.
         record_all: true,
         poison: args.poison_padding,

@@ -51,6 +51,10 @@ impl<H: Hooks> Backend for Hooked<H> {
         self.inner.record(recording)
     }
 
+    fn forget(&mut self, recording: usize) {
+        self.inner.forget(recording);
+    }
+
     fn replay(
         &mut self,
         recording: usize,

@@ -9,7 +9,7 @@ use atom_base::{
 };
 use atom_cpu::{Activations, CpuBackend, CpuOptions, WeightShare};
 use atom_engine::{EngineError, Event, Request, SchedulerConfig};
-use atom_group::{Lattice, LatticeArgs, Patience, Policy};
+use atom_group::{Activity, Lattice, LatticeArgs, Patience, Policy};
 use atom_model::{ExchangeChoice, ExpertLayout};
 use atom_ops::{Backend, KvDType, OpsError};
 use atom_rank::{Host, HostConfig, HostError, LoadBalance};
@@ -36,9 +36,12 @@ pub struct Setup {
     pub activations: Activations,
     pub sizes: Option<Vec<u32>>,
     pub record_all: bool,
+    pub enforce_eager: bool,
+    pub fail_on_eager: bool,
     pub poison: bool,
     pub patience: Patience,
     pub policy: Policy,
+    pub rank_restarts_max: u32,
     pub eos: Vec<TokenId>,
 }
 
@@ -82,10 +85,13 @@ impl Default for Setup {
             activations: Activations::default(),
             sizes: None,
             record_all: true,
+            enforce_eager: false,
+            fail_on_eager: false,
             // Padding must never matter, so every test proves it on the way.
             poison: true,
             patience: Patience::default(),
             policy: Policy::default(),
+            rank_restarts_max: 0,
             eos: Vec::new(),
         }
     }
@@ -115,7 +121,10 @@ impl Setup {
             kv_dtype: self.kv_dtype,
             queue_max: 10_000,
             load_balance: LoadBalance::default(),
+            rank_restarts_max: self.rank_restarts_max,
             record_all: self.record_all,
+            enforce_eager: self.enforce_eager,
+            fail_on_eager: self.fail_on_eager,
             poison: self.poison,
             spins: 0,
             patience: self.patience,
@@ -201,6 +210,16 @@ pub fn send(host: &Host, request: Request) -> Pending {
 /// Sends a request and waits for its end.
 pub fn ask(host: &Host, request: Request) -> Answer {
     send(host, request).wait()
+}
+
+/// Waits until every lane is parked, and so has counted its last step. Lanes of a group end a step
+/// together, not at once: who got an answer is ahead of those who had no part in it.
+pub fn rest(host: &Host) {
+    let start = std::time::Instant::now();
+    while !host.health().lanes.iter().all(|lane| lane.activity == Activity::Parked) {
+        assert!(start.elapsed() < Duration::from_secs(60), "{:?}", host.health());
+        std::thread::yield_now();
+    }
 }
 
 /// Greedy tokens.

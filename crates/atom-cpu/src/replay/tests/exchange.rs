@@ -37,7 +37,7 @@ struct Outcome {
     out: Vec<Vec<f32>>,
     counts: ExpertRows,
     /// Routes of all lanes and the rows that came here.
-    seen: Option<(Vec<Vec<f32>>, Vec<Vec<f32>>)>,
+    seen: Option<[Vec<Vec<f32>>; 2]>,
 }
 
 fn tensors() -> Vec<[Tensor; 2]> {
@@ -99,7 +99,7 @@ impl World {
         } else {
             let (all_x, all_routes) = (ops.buffer(extent, HIDDEN), ops.buffer(extent, 2 * TOP_K));
             ops.gather_rows(routes, all_routes);
-            seen = Some((all_routes, all_x));
+            seen = Some([all_routes, all_x]);
             if self.exchange == Exchange::Dispatch {
                 let owners: Arc<[usize]> = self.owners.clone().into();
                 let y = ops.buffer(extent, TOP_K * HIDDEN);
@@ -119,8 +119,7 @@ impl World {
         Outcome {
             out: read(&mut backend, &recorded, out),
             counts: backend.expert_rows(),
-            seen: seen
-                .map(|(routes, x)| (read(&mut backend, &recorded, routes), read(&mut backend, &recorded, x))),
+            seen: seen.map(|seen| seen.map(|buf| read(&mut backend, &recorded, buf))),
         }
     }
 
@@ -187,8 +186,8 @@ fn check(world: &World, rows: &[usize], expected: &[Vec<f32>]) {
                 let (got, want) = (&outcome.out[row], &expected[lane * ROWS + row]);
                 if world.exchange == Exchange::Dispatch {
                     assert_eq!(
-                        bits(&[got.clone()]),
-                        bits(&[want.clone()]),
+                        bits(std::slice::from_ref(got)),
+                        bits(std::slice::from_ref(want)),
                         "{what}: row {row} of lane {lane}"
                     );
                 } else {
@@ -200,7 +199,7 @@ fn check(world: &World, rows: &[usize], expected: &[Vec<f32>]) {
             }
             if world.exchange == Exchange::Dispatch {
                 assert!(outcome.out[rows[lane]..].iter().all(|row| is_untouched(row)), "{what}: padding");
-                let (routes, x) = outcome.seen.as_ref().expect("there are other lanes");
+                let [routes, x] = outcome.seen.as_ref().expect("there are other lanes");
                 let held = world.owners[lane]..world.owners[lane + 1];
                 for (row, (route, x)) in routes.iter().zip(x).enumerate() {
                     let (from, i) = (row / ROWS, row % ROWS);

@@ -164,7 +164,7 @@ fn check_step(got: &[Vec<f32>], rows: usize, routes: &[Route], y: &[Vec<Vec<f32>
             for &(expert, weight) in route.iter().filter(|choice| is_here(choice)) {
                 sum.iter_mut().zip(&y[expert][row]).for_each(|(sum, y)| *sum += weight * y);
             }
-            assert_eq!(bits(&[got.clone()]), bits(&[sum]), "{what}");
+            assert_eq!(bits(std::slice::from_ref(got)), bits(&[sum]), "{what}");
         } else {
             for place in 0..TOP_K {
                 let got = &got[place * hidden..][..hidden];
@@ -172,7 +172,7 @@ fn check_step(got: &[Vec<f32>], rows: usize, routes: &[Route], y: &[Vec<Vec<f32>
                     Some(&(expert, _)) => {
                         assert_eq!(
                             bits(&[got.to_vec()]),
-                            bits(&[y[expert][row].clone()]),
+                            bits(std::slice::from_ref(&y[expert][row])),
                             "{what}, {expert}"
                         );
                     }

@@ -1,0 +1,292 @@
+//! What threads of one host share: groups, the form that each has in its present epoch, and the ways
+//! between ranks and the outside.
+
+use crate::board::Board;
+use crate::collectives::Window;
+use crate::host::HostConfig;
+use crate::mail::Mailbox;
+use crate::outbox::Outbox;
+use crate::stats::{Gauges, Health, LaneHealth};
+use atom_base::{LaneId, Mesh, Seat};
+use atom_engine::Plan;
+use atom_group::{Activity, Exchange};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What all threads of the host share.
+pub(crate) struct HostShared {
+    pub(crate) mesh: Mesh,
+    pub(crate) start: Instant,
+    pub(crate) groups: Vec<Arc<GroupShared>>,
+    pub(crate) outbox: Arc<Outbox>,
+    fault: OnceLock<String>,
+    pub(crate) draining: AtomicBool,
+    /// Every lane asks its group to rest.
+    pub(crate) paused: Arc<AtomicBool>,
+}
+
+/// What a group keeps over its epochs.
+pub(crate) struct GroupShared {
+    pub(crate) lanes: Vec<LaneShared>,
+    pub(crate) exit: AtomicBool,
+    /// See [`HostShared::paused`].
+    pub(crate) paused: Arc<AtomicBool>,
+    standing: Mutex<Standing>,
+    changed: Condvar,
+}
+
+/// What a lane keeps over its group's epochs.
+#[derive(Default)]
+pub(crate) struct LaneShared {
+    pub(crate) mailbox: Mailbox,
+    pub(crate) gauges: Gauges,
+}
+
+/// Where a group stands.
+#[derive(Clone)]
+enum Standing {
+    /// Its members load or have lost one; the last form, if there was one, is closed.
+    Forming { last: Option<Arc<Form>>, why: String },
+    /// It runs.
+    Formed(Arc<Form>),
+    /// It won't run again.
+    Ended { last: Option<Arc<Form>>, why: String },
+}
+
+/// One epoch of a group: everything that its ranks meet in. Closed as a whole when a member is lost.
+pub(crate) struct Form {
+    pub(crate) epoch: u64,
+    pub(crate) exchange: Exchange,
+    pub(crate) window: Arc<Window>,
+    pub(crate) lanes: Vec<FormLane>,
+}
+
+/// One lane in one epoch.
+pub(crate) struct FormLane {
+    pub(crate) board: Board,
+    pub(crate) window: Arc<Window>,
+    /// A rank of the lane is new: what the others have in their caches is of no use without it.
+    pub(crate) cache_is_lost: bool,
+}
+
+impl HostShared {
+    pub(crate) fn new(config: &HostConfig) -> Self {
+        let mesh = config.mesh;
+        let paused = Arc::new(AtomicBool::new(false));
+        let group = || {
+            Arc::new(GroupShared {
+                lanes: (0..mesh.lanes_per_group()).map(|_| LaneShared::default()).collect(),
+                exit: AtomicBool::new(false),
+                paused: Arc::clone(&paused),
+                standing: Mutex::new(Standing::Forming { last: None, why: "ranks are loading".into() }),
+                changed: Condvar::new(),
+            })
+        };
+        let groups = (0..mesh.groups()).map(|_| group()).collect();
+        Self {
+            mesh,
+            start: Instant::now(),
+            groups,
+            outbox: Outbox::new(mesh.lanes()),
+            fault: OnceLock::new(),
+            draining: AtomicBool::new(false),
+            paused,
+        }
+    }
+
+    /// Why the host can't go on, if it can't.
+    pub(crate) fn fault(&self) -> Option<&String> {
+        self.fault.get()
+    }
+
+    /// Keeps the first fault, and logs it.
+    pub(crate) fn set_fault(&self, reason: &str) {
+        if self.fault.set(reason.to_owned()).is_ok() {
+            tracing::error!("a group is lost: {reason}");
+        }
+    }
+
+    /// Wakes whoever is parked, to look for work or orders.
+    pub(crate) fn ring(&self) {
+        self.groups.iter().for_each(|group| group.ring());
+    }
+
+    /// The lanes of a group, by their numbers over the whole mesh.
+    pub(crate) fn lanes_of(&self, group: usize) -> Vec<LaneId> {
+        let per_group = self.mesh.lanes_per_group();
+        (group * per_group..(group + 1) * per_group).map(|lane| LaneId(lane as u16)).collect()
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        let lanes = self.groups.iter().flat_map(|group| &group.lanes);
+        lanes.into_iter().all(|lane| lane.gauges.ready.load(Ordering::SeqCst))
+    }
+
+    pub(crate) fn health(&self) -> Health {
+        let now_ms = self.start.elapsed().as_millis() as u64;
+        let mut lanes = Vec::with_capacity(self.mesh.lanes());
+        for group in &self.groups {
+            let form = group.last_form();
+            for (place, lane) in group.lanes.iter().enumerate() {
+                let sighting = form.as_ref().map(|form| form.exchange.sighting(place));
+                let since = now_ms.saturating_sub(lane.gauges.since_ms.load(Ordering::Relaxed));
+                lanes.push(LaneHealth {
+                    lane: LaneId(lanes.len() as u16),
+                    epoch: form.as_ref().map_or(0, |form| form.epoch),
+                    activity: sighting.as_ref().map_or(Activity::Starting, |s| s.activity),
+                    step: sighting.map(|s| s.step).unwrap_or_default(),
+                    since: Duration::from_millis(since),
+                });
+            }
+        }
+        Health {
+            ready: self.is_ready(),
+            draining: self.draining.load(Ordering::SeqCst),
+            paused: self.paused.load(Ordering::SeqCst),
+            forming: self.groups.iter().find_map(|group| group.forming()),
+            fault: self.fault.get().cloned(),
+            lanes,
+        }
+    }
+}
+
+impl GroupShared {
+    /// Waits for an epoch after `seen`; the reason if there will be none.
+    pub(crate) fn next_form(&self, seen: u64) -> Result<Arc<Form>, String> {
+        let mut standing = self.lock();
+        loop {
+            match &*standing {
+                Standing::Formed(form) if form.epoch > seen => return Ok(Arc::clone(form)),
+                Standing::Ended { why, .. } => return Err(why.clone()),
+                Standing::Formed(_) | Standing::Forming { .. } => {}
+            }
+            // Bounded by the supervisor, which forms the group within its time or ends it.
+            standing = self.changed.wait(standing).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The form that runs or ran last.
+    pub(crate) fn last_form(&self) -> Option<Arc<Form>> {
+        match &*self.lock() {
+            Standing::Formed(form) => Some(Arc::clone(form)),
+            Standing::Forming { last, .. } | Standing::Ended { last, .. } => last.clone(),
+        }
+    }
+
+    pub(crate) fn form(&self, form: Form) {
+        self.stand(|_| Standing::Formed(Arc::new(form)));
+    }
+
+    /// Ends every wait of the epoch that runs.
+    pub(crate) fn unform(&self, why: &str) {
+        self.stand(|last| Standing::Forming { last, why: why.to_owned() });
+        for lane in &self.lanes {
+            lane.gauges.ready.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// The same, for good.
+    pub(crate) fn end(&self, why: &str) {
+        self.stand(|last| Standing::Ended { last, why: why.to_owned() });
+    }
+
+    pub(crate) fn is_ended(&self) -> bool {
+        matches!(*self.lock(), Standing::Ended { .. })
+    }
+
+    pub(crate) fn ring(&self) {
+        if let Some(form) = self.last_form() {
+            form.exchange.ring();
+        }
+    }
+
+    /// Why the group does not run at the moment, if it will again.
+    fn forming(&self) -> Option<String> {
+        match &*self.lock() {
+            Standing::Forming { why, .. } => Some(why.clone()),
+            Standing::Formed(_) | Standing::Ended { .. } => None,
+        }
+    }
+
+    fn stand(&self, next: impl FnOnce(Option<Arc<Form>>) -> Standing) {
+        let mut standing = self.lock();
+        let last = match &*standing {
+            Standing::Formed(form) => Some(Arc::clone(form)),
+            Standing::Forming { last, .. } | Standing::Ended { last, .. } => last.clone(),
+        };
+        let next = next(last.clone());
+        if let (Some(form), Standing::Forming { .. } | Standing::Ended { .. }) = (last, &next) {
+            form.close();
+        }
+        *standing = next;
+        drop(standing);
+        self.changed.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Standing> {
+        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Form {
+    /// For `epoch` of a group. `lost[l]` is true if a rank of lane `l` is new in it.
+    pub(crate) fn new(config: &HostConfig, epoch: u64, lost: &[bool]) -> Self {
+        let (mesh, spins) = (config.mesh, config.spins);
+        let top = config.lattice.top();
+        let stride = config.scheduler.max_model_len.div_ceil(config.scheduler.page_size);
+        let plan = || Plan::with_capacity(top.rows(), config.scheduler.max_num_seqs, stride);
+        let lane = |&cache_is_lost: &bool| FormLane {
+            board: Board::new(mesh.ranks_per_lane(), mesh.lanes_per_group(), spins, plan),
+            window: Arc::new(Window::new(mesh.ranks_per_lane(), spins)),
+            cache_is_lost,
+        };
+        Self {
+            epoch,
+            exchange: Exchange::new(mesh.lanes_per_group(), spins),
+            window: Arc::new(Window::new(mesh.lanes_per_group(), spins)),
+            lanes: lost.iter().map(lane).collect(),
+        }
+    }
+
+    /// Ends every wait.
+    pub(crate) fn close(&self) {
+        self.exchange.close();
+        self.window.meeting.close();
+        for lane in &self.lanes {
+            lane.window.meeting.close();
+            lane.board.meeting.close();
+        }
+    }
+
+    /// Who is behind the others, wherever they meet: lane and rank in the lane. Asked after a deadline
+    /// passed, when whoever still could has come. The first meeting that somebody is missing in says
+    /// who holds up the rest: a lane's own, then the group's inside the recording, then the exchange.
+    pub(crate) fn missing(&self) -> Vec<(usize, usize)> {
+        let of_lanes: Vec<_> = self
+            .lanes
+            .iter()
+            .enumerate()
+            .flat_map(|(lane, form)| {
+                let ranks = 0..form.window.meeting.seats();
+                behind(ranks, |rank| form.window.meeting.number(rank)).into_iter().map(move |rank| (lane, rank))
+            })
+            .collect();
+        let lanes = 0..self.lanes.len();
+        let leaders = |lanes: Vec<usize>| lanes.into_iter().map(|lane| (lane, 0)).collect::<Vec<_>>();
+        let in_window = leaders(behind(lanes.clone(), |lane| self.window.meeting.number(lane)));
+        let in_exchange = leaders(behind(lanes, |lane| self.exchange.step_of(lane)));
+        [of_lanes, in_window, in_exchange].into_iter().find(|missing| !missing.is_empty()).unwrap_or_default()
+    }
+}
+
+/// Whose number is not the largest.
+fn behind(seats: std::ops::Range<usize>, number: impl Fn(usize) -> u64) -> Vec<usize> {
+    let most = seats.clone().map(&number).max().unwrap_or(0);
+    seats.filter(|&seat| number(seat) < most).collect()
+}
+
+/// A fault with the rank that it happened in.
+pub(crate) fn reason(seat: &Seat, error: &impl std::fmt::Display) -> String {
+    format!("rank {} (lane {}): {error}", seat.rank, seat.lane)
+}

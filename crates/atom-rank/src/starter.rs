@@ -1,0 +1,173 @@
+//! The life of a rank's thread: load, then one epoch of the group after the other until it ends.
+
+use crate::collectives::SharedCollectives;
+use crate::device::Device;
+use crate::follower::Follower;
+use crate::host::{HostConfig, Progress, StartError};
+use crate::lane::{Lane, LaneParts, RankError};
+use crate::shared::{Form, HostShared};
+use crate::supervisor::{Report, Tenure};
+use atom_base::Seat;
+use atom_group::Loss;
+use atom_model::Model;
+use atom_ops::{Backend, OpsError, Reserve, StepShape};
+use atom_weights::Checkpoint;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, mpsc};
+
+/// Makes a rank's device.
+pub(crate) type MakeBackend = dyn Fn(&Seat) -> Result<Box<dyn Backend>, OpsError> + Send + Sync;
+
+/// Makes ranks, each on its own thread.
+pub(crate) struct Starter {
+    pub(crate) config: HostConfig,
+    pub(crate) checkpoint: Arc<Checkpoint>,
+    pub(crate) backend: Box<MakeBackend>,
+    pub(crate) shared: Arc<HostShared>,
+    pub(crate) progress: Arc<Progress>,
+}
+
+/// A loaded rank: the one that leads its lane, or another.
+enum Member {
+    Leader(Box<Lane>),
+    Follower(Box<Follower>),
+}
+
+impl Starter {
+    /// A rank's thread, from loading to its end. A panic anywhere becomes a report.
+    pub(crate) fn rank(&self, seat: &Seat, tenure: &Arc<Tenure>, reports: &mpsc::Sender<Report>) {
+        let loaded = catch_unwind(AssertUnwindSafe(|| self.load(seat)));
+        let loaded = loaded.unwrap_or_else(|panic| Err(StartError::Panic(text_of(&*panic))));
+        let (member, outcome) = match loaded {
+            Ok(device) => (Some(self.member(seat, device)), Ok(())),
+            Err(error) => (None, Err(error)),
+        };
+        // The receiver ends only after all ranks have; after a failed start nobody is left to tell.
+        let _ = reports.send(Report::Loaded { seat: *seat, outcome });
+        if let Some(member) = member
+            && let Some(report) = self.epochs(seat, tenure, member, reports)
+        {
+            let _ = reports.send(report);
+        }
+    }
+
+    /// Takes part in every epoch; the last report, unless the seat is somebody else's by then.
+    fn epochs(
+        &self,
+        seat: &Seat,
+        tenure: &Arc<Tenure>,
+        mut member: Member,
+        reports: &mpsc::Sender<Report>,
+    ) -> Option<Report> {
+        let group = &self.shared.groups[usize::from(seat.group)];
+        let mut epoch = 0;
+        loop {
+            let form = match group.next_form(epoch) {
+                Ok(form) => form,
+                Err(_) if tenure.is_over() => return None,
+                // The group is given up; the supervisor has answered everybody.
+                Err(_) => return Some(Report::Left { tenure: Arc::clone(tenure) }),
+            };
+            if tenure.is_over() {
+                return None;
+            }
+            epoch = form.epoch;
+            let run = catch_unwind(AssertUnwindSafe(|| {
+                member.join(self, seat, &form);
+                member.run()
+            }));
+            let lost = |loss, why| {
+                Some(Report::Lost { seat: *seat, tenure: Arc::clone(tenure), epoch, loss, why })
+            };
+            match run {
+                Ok(Ok(())) => return Some(Report::Left { tenure: Arc::clone(tenure) }),
+                Ok(Err(_)) if tenure.is_over() => return None,
+                Ok(Err(error)) if error.blames_others() => {
+                    let _ = reports.send(Report::Alone { seat: *seat, epoch, why: error.to_string() });
+                }
+                Ok(Err(error)) => {
+                    let loss = if error.is_divergence() { Loss::Diverged } else { Loss::Ended };
+                    return lost(loss, format!("{}{error}", member.at()));
+                }
+                Err(panic) => {
+                    return lost(Loss::Ended, format!("{}panicked: {}", member.at(), text_of(&*panic)));
+                }
+            }
+        }
+    }
+
+    fn load(&self, seat: &Seat) -> Result<Device, StartError> {
+        let mut backend = (self.backend)(seat)?;
+        let progress = |done, total| (self.progress)(usize::from(seat.rank.0), done, total);
+        let layout = (&self.config.mesh, self.config.experts);
+        let model = Model::load(&self.checkpoint, layout, seat, &mut *backend, &progress)?;
+        let top = self.config.lattice.top();
+        let scheduler = &self.config.scheduler;
+        let reserve = Reserve {
+            top: StepShape {
+                rows: top.rows(),
+                out_rows: top.out_rows(),
+                lanes: self.config.mesh.lanes_per_group(),
+            },
+            layers: model.config().layers,
+            attention: Arc::clone(model.attention()),
+            page_size: scheduler.page_size,
+            pages: scheduler.pages,
+            pages_per_sequence: scheduler.max_model_len.div_ceil(scheduler.page_size),
+            kv_dtype: self.config.kv_dtype,
+            slots: scheduler.max_num_seqs + 1,
+            vocab: model.config().vocab_size,
+            samples: seat.rank_in_lane == 0,
+            poison: self.config.poison,
+        };
+        Ok(Device::new(backend, model, &reserve, seat.lane_in_group)?)
+    }
+
+    fn member(&self, seat: &Seat, device: Device) -> Member {
+        let group = Arc::clone(&self.shared.groups[usize::from(seat.group)]);
+        if seat.rank_in_lane > 0 {
+            return Member::Follower(Box::new(Follower::new(seat, device)));
+        }
+        Member::Leader(Box::new(Lane::new(LaneParts {
+            config: &self.config,
+            seat,
+            group,
+            outbox: Arc::clone(&self.shared.outbox),
+            start: self.shared.start,
+            device,
+        })))
+    }
+}
+
+impl Member {
+    fn join(&mut self, starter: &Starter, seat: &Seat, form: &Arc<Form>) {
+        let collectives = SharedCollectives::new(
+            (Arc::clone(&form.lanes[seat.lane_in_group].window), seat.rank_in_lane),
+            (Arc::clone(&form.window), seat.lane_in_group),
+        );
+        match self {
+            Self::Leader(lane) => lane.join(Arc::clone(form), collectives, &starter.config),
+            Self::Follower(follower) => follower.join(Arc::clone(form), collectives),
+        }
+    }
+
+    fn run(&mut self) -> Result<(), RankError> {
+        match self {
+            Self::Leader(lane) => lane.run(),
+            Self::Follower(follower) => follower.run(),
+        }
+    }
+
+    /// Where it was, for messages: `step 17: `, if it knows.
+    fn at(&self) -> String {
+        match self {
+            Self::Leader(lane) => format!("step {}: ", lane.step()),
+            Self::Follower(_) => String::new(),
+        }
+    }
+}
+
+fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())
+}
