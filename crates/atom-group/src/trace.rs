@@ -57,6 +57,13 @@ pub enum TraceRecord {
         /// How many.
         steps: u64,
     },
+    /// A group formed again: it starts over from the header's state, whatever was before.
+    Epoch {
+        /// The group.
+        group: usize,
+        /// Number of the epoch that begins; the first, which no record begins, is 1.
+        epoch: u64,
+    },
 }
 
 /// What went into a step of a group and what came out.
@@ -157,6 +164,16 @@ impl TraceEncoder {
         self.groups[group].fill(Facts::default());
     }
 
+    /// Appends that a group forms again.
+    pub fn epoch(&mut self, group: usize, epoch: u64, out: &mut Vec<u8>) {
+        put_frame(out, &mut self.chain, |out| {
+            out.push(EPOCH);
+            put_varint(out, group as u64);
+            put_varint(out, epoch);
+        });
+        self.groups[group].fill(Facts::default());
+    }
+
     /// Ends the trace: what is cut off before can be told from what was closed.
     pub fn end(mut self, out: &mut Vec<u8>) {
         put_frame(out, &mut self.chain, |out| out.push(END));
@@ -196,6 +213,11 @@ impl<'a> TraceReader<'a> {
                 let (group, steps) = (self.group(&mut cursor)?, cursor.varint("the length of a gap")?);
                 self.groups[group].fill(Facts::default());
                 Some(TraceRecord::Gap { group, steps })
+            }
+            EPOCH => {
+                let (group, epoch) = (self.group(&mut cursor)?, cursor.varint("the number of an epoch")?);
+                self.groups[group].fill(Facts::default());
+                Some(TraceRecord::Epoch { group, epoch })
             }
             END => {
                 self.end = Some(TraceEnd::Closed);
@@ -314,6 +336,7 @@ const STEP_NO: usize = HALVES + 2;
 const STEP: u8 = 0;
 const GAP: u8 = 1;
 const END: u8 = 2;
+const EPOCH: u8 = 3;
 
 /// Of the format. It counts as changed when [`Facts`], decisions or the header do.
 const VERSION: u16 = 1;

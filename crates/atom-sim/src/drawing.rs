@@ -71,8 +71,17 @@ impl Picture {
             let right = LEFT + timeline.span() as usize * self.step_width;
             svg.element("path", &[("d", &format!("M{LEFT} {y}H{right}")), ("stroke", &"#999999")]);
         }
+        let mut epoch = 1;
         for run in &timeline.runs {
             let x = LEFT + (run.first - first) as usize * self.step_width;
+            if run.epoch != epoch {
+                epoch = run.epoch;
+                let path = format!("M{x} {}V{}", self.top + TITLE - 4, self.band_bottom(lanes - 1));
+                svg.open("g", &[]);
+                svg.text("title", &[], &format!("epoch {epoch}: the group has formed again"));
+                svg.element("path", &[("d", &path), ("stroke", &END), ("stroke-dasharray", &"3 2")]);
+                svg.close();
+            }
             for lane in 0..lanes {
                 self.bar(svg, run, lane, x);
             }

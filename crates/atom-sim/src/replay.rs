@@ -31,15 +31,17 @@ pub struct Timeline {
     pub runs: Vec<Run>,
     /// Sums over the runs.
     pub totals: Totals,
-    /// Where the trace lost steps of this group, if it did.
-    pub gap: Option<Gap>,
+    /// Where the trace lost steps of this group.
+    pub gaps: Vec<Gap>,
 }
 
 /// Equal steps in succession.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run {
-    /// Number of the first.
+    /// Number of the first, as counted from the start of the trace; an epoch's own count begins anew.
     pub first: u64,
+    /// The epoch of the group.
+    pub epoch: u64,
     /// How many.
     pub steps: u64,
     /// What was decided in each.
@@ -86,14 +88,14 @@ pub struct Totals {
 }
 
 /// Steps that the writer of the trace lost. What a group knows is the sum of all of its steps, so the
-/// steps after it can't be settled again.
+/// steps after it can't be settled again until the group forms again and starts over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gap {
     /// The last step before it; 0 if there is none.
     pub after_step: u64,
     /// Steps lost.
     pub lost_steps: u64,
-    /// Steps of the group that are in the trace after the first gap and were not settled again.
+    /// Steps after it that are in the trace and were not settled again.
     pub unchecked_steps: u64,
 }
 
@@ -106,7 +108,7 @@ pub struct Gap {
 pub struct Mismatch {
     /// The group.
     pub group: usize,
-    /// The step, as the group counted when it was recorded.
+    /// The step, as counted from the start of the trace.
     pub step: u64,
     /// What differs.
     pub difference: Difference,
@@ -166,6 +168,7 @@ impl Replayed {
         let ending = loop {
             match reader.read() {
                 Ok(Some(TraceRecord::Gap { group, steps })) => groups[group].lose(steps),
+                Ok(Some(TraceRecord::Epoch { group, epoch })) => groups[group].start_over(&start, epoch),
                 Ok(Some(TraceRecord::Step(step))) => match groups[step.group].step(step) {
                     Ok(checked) => equal_steps += u64::from(checked),
                     Err(found) => {
@@ -188,6 +191,11 @@ impl Replayed {
 /// A group on its way through the trace.
 struct Group<'a> {
     state: GroupState,
+    /// Steps so far, of all epochs, lost ones too.
+    count: u64,
+    epoch: u64,
+    /// Between a gap and the next epoch, when nobody knows the state.
+    is_lost: bool,
     sizes: &'a [usize],
     shown: &'a RangeInclusive<u64>,
     timeline: Timeline,
@@ -197,23 +205,30 @@ struct Group<'a> {
 
 impl<'a> Group<'a> {
     fn new(state: GroupState, sizes: &'a [usize], shown: &'a RangeInclusive<u64>) -> Self {
-        let timeline = Timeline { runs: Vec::new(), totals: Totals::default(), gap: None };
-        Self { state, sizes, shown, timeline, replayed_at_us: None }
+        let timeline = Timeline { runs: Vec::new(), totals: Totals::default(), gaps: Vec::new() };
+        Self { state, count: 0, epoch: 1, is_lost: false, sizes, shown, timeline, replayed_at_us: None }
     }
 
     fn lose(&mut self, steps: u64) {
-        let after_step = self.state.next_step().0 - 1;
-        let gap = self.timeline.gap.get_or_insert(Gap { after_step, lost_steps: 0, unchecked_steps: 0 });
-        gap.lost_steps = gap.lost_steps.saturating_add(steps);
+        self.timeline.gaps.push(Gap { after_step: self.count, lost_steps: steps, unchecked_steps: 0 });
+        self.count = self.count.saturating_add(steps);
+        (self.is_lost, self.replayed_at_us) = (true, None);
+    }
+
+    fn start_over(&mut self, start: &GroupState, epoch: u64) {
+        self.state = start.clone();
+        (self.epoch, self.is_lost, self.replayed_at_us) = (epoch, false, None);
     }
 
     /// True if the step was settled again, and is equal.
     fn step(&mut self, traced: TracedStep) -> Result<bool, Mismatch> {
-        if let Some(gap) = &mut self.timeline.gap {
+        self.count = self.count.saturating_add(1);
+        if self.is_lost {
+            let gap = self.timeline.gaps.last_mut().expect("it is what is lost by");
             gap.unchecked_steps += 1;
             return Ok(false);
         }
-        let step = self.state.next_step().0;
+        let step = self.count;
         let TracedStep { group, at_us, facts, decision, step_hash } = traced;
         let outcome = settle(&self.state, &facts).map(|(next, step)| {
             self.state = next;
@@ -264,9 +279,12 @@ impl<'a> Group<'a> {
         }
         let wanted: Vec<_> = facts.iter().map(wants).collect();
         match self.timeline.runs.last_mut() {
-            Some(run) if run.decision == decision && run.wanted == wanted => run.steps += 1,
+            Some(run) if run.epoch == self.epoch && run.decision == decision && run.wanted == wanted => {
+                run.steps += 1;
+            }
             _ => self.timeline.runs.push(Run {
                 first: step,
+                epoch: self.epoch,
                 steps: 1,
                 decision,
                 rows,

@@ -19,7 +19,7 @@ impl Display for Replayed {
             )?;
             timeline.write_runs(f)?;
             write!(f, "{}", timeline.totals)?;
-            if let Some(gap) = &timeline.gap {
+            for gap in &timeline.gaps {
                 writeln!(f, "gap       {gap}")?;
             }
         }
@@ -40,7 +40,16 @@ impl Timeline {
         let steps = self.runs.iter().map(|run| step(run).len()).max().unwrap_or(0).max("step".len());
         let lanes = self.runs.iter().map(|run| lanes(run).len()).max().unwrap_or(0).max(LANES_TITLE.len());
         writeln!(f, "{:>steps$}    rows  {LANES_TITLE:lanes$}  padding  replay ms", "step")?;
+        let mut epoch = 1;
         for run in &self.runs {
+            if run.epoch != epoch {
+                epoch = run.epoch;
+                writeln!(
+                    f,
+                    "{:>steps$}          epoch {epoch}: the group has formed again, from its first state",
+                    ""
+                )?;
+            }
             let (step, rows) = (step(run), run.rows);
             let line = match &run.decision {
                 Decision::Replay { note, .. } => {
@@ -185,7 +194,7 @@ impl Display for Gap {
         write!(
             f,
             "{} steps are missing after step {}: the trace's writer fell behind. What a group knows is the sum of all \
-             its steps, so the {} steps after that can't be settled again and are not shown",
+             its steps, so the {} steps after that, up to a new epoch if there is one, can't be settled again and are not shown",
             self.lost_steps, self.after_step, self.unchecked_steps
         )
     }

@@ -210,12 +210,37 @@ fn a_group_with_a_gap_replays_up_to_it_and_others_go_on() {
     }
     let replayed = replay(&groups.finish());
     let gap = Gap { after_step: 20, lost_steps: 10, unchecked_steps: 30 };
-    assert_eq!((replayed.timelines[0].gap, replayed.timelines[1].gap), (Some(gap), None));
+    assert_eq!((&replayed.timelines[0].gaps[..], &replayed.timelines[1].gaps[..]), (&[gap][..], &[][..]));
     assert_eq!(
         (replayed.equal_steps, &replayed.mismatch, &replayed.ending),
         (80, &None, &TraceEnding::Closed)
     );
     assert!(replayed.to_string().contains("10 steps are missing after step 20"));
+}
+
+/// A new epoch starts from a state that everybody knows: the replay goes on, gap or not.
+#[test]
+fn a_new_epoch_ends_a_gap() {
+    let mut groups = Groups::new(1, Policy::default());
+    let first = groups.states[0].clone();
+    for at in 0..40 {
+        if at == 12 {
+            groups.encoder.gap(0, 3, &mut groups.trace);
+        }
+        if at == 20 {
+            groups.states[0] = first.clone();
+            groups.encoder.epoch(0, 2, &mut groups.trace);
+        }
+        groups.step(0, [(1, at), (0, 2)], !(9..12).contains(&at));
+    }
+    let replayed = replay(&groups.finish());
+    let timeline = &replayed.timelines[0];
+    assert_eq!(timeline.gaps, [Gap { after_step: 9, lost_steps: 3, unchecked_steps: 8 }]);
+    assert_eq!((replayed.equal_steps, &replayed.mismatch), (29, &None));
+    let second: Vec<_> = timeline.runs.iter().filter(|run| run.epoch == 2).collect();
+    assert_eq!((second[0].first, second[second.len() - 1].last()), (21, 40));
+    assert!(replayed.to_string().contains("epoch 2: the group has formed again"));
+    xml::check(&replayed.svg().unwrap()).unwrap();
 }
 
 /// Steps that are missing without a word are no gap but a difference.

@@ -82,6 +82,11 @@ fn traced(header: &TraceHeader, said: &[Vec<Said>], lies: usize) -> (Vec<u8>, Ve
             encoder.gap(group, at as u64, &mut out);
             records.push(TraceRecord::Gap { group, steps: at as u64 });
         }
+        if at % 11 == 10 {
+            *state = header.state();
+            encoder.epoch(group, at as u64, &mut out);
+            records.push(TraceRecord::Epoch { group, epoch: at as u64 });
+        }
         let at_us = (at as u64 * 1000).wrapping_sub(at as u64 % 3 * 700);
         encoder.step(group, at_us, &facts, &outcome, &mut out);
         let step_hash = TracedStep::step_hash_of(&outcome);
@@ -140,7 +145,7 @@ proptest! {
         let (got, end) = read(&out);
         let got: Vec<_> = got.into_iter().map(|record| match record {
             TraceRecord::Step(step) => step.facts,
-            TraceRecord::Gap { .. } => Vec::new(),
+            TraceRecord::Gap { .. } | TraceRecord::Epoch { .. } => Vec::new(),
         }).collect();
         prop_assert_eq!(got, facts);
         prop_assert_eq!(end, Ok(TraceEnd::Cut { offset: out.len(), bytes: 0 }));
@@ -149,7 +154,7 @@ proptest! {
     /// Random bytes with right frames around them: what checksums can't find must still be an error.
     #[test]
     fn hostile_payloads_are_errors_or_records_and_no_panic(
-        payloads in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..60), 0..6), kind in 0u8..3,
+        payloads in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..60), 0..6), kind in 0u8..5,
     ) {
         let header = TraceHeader::of(&state(2, 8, Policy::default()), 2);
         let mut out = Vec::new();
@@ -301,6 +306,7 @@ fn the_format_of_this_version_has_not_changed() {
         encoder.step(at % 2, 100 * at as u64, &facts, outcome, &mut bytes);
     }
     encoder.gap(1, 1000, &mut bytes);
+    encoder.epoch(1, 2, &mut bytes);
     encoder.end(&mut bytes);
     let (records, end) = read(&bytes);
     assert_eq!(end, Ok(TraceEnd::Closed));
@@ -310,7 +316,7 @@ fn the_format_of_this_version_has_not_changed() {
         assert_eq!(step.step_hash, TracedStep::step_hash_of(outcome));
     }
     let hash = bytes.iter().fold(0u64, |hash, &byte| hash.rotate_left(9).wrapping_mul(5) ^ u64::from(byte));
-    assert_eq!((bytes.len(), hash), (338, 904922834889008509), "set a new VERSION, then these numbers");
+    assert_eq!((bytes.len(), hash), (349, 17335408123860439989), "set a new VERSION, then these numbers");
 }
 
 #[test]
