@@ -166,12 +166,17 @@ impl Lattice {
         if rows.len() > BUCKETS_MAX {
             return Err(LatticeError::TooMany { count: rows.len() });
         }
-        let bucket = |(index, rows): (usize, u32)| Bucket {
+        Ok(Self::of_sizes(&rows, max_num_seqs))
+    }
+
+    /// The lattice of exactly these sizes, ascending.
+    pub(crate) fn of_sizes(sizes: &[u32], max_num_seqs: u32) -> Self {
+        let bucket = |(index, &rows): (usize, &u32)| Bucket {
             index: index as u16,
             rows,
             out_rows: rows.min(max_num_seqs),
         };
-        Ok(Self { buckets: rows.into_iter().enumerate().map(bucket).collect(), max_num_seqs })
+        Self { buckets: sizes.iter().enumerate().map(bucket).collect(), max_num_seqs }
     }
 
     /// Reads `ATOM_TOKEN_GRAPH_SIZES`: comma-separated row counts, spaces allowed, empty = none.

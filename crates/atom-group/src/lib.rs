@@ -29,7 +29,8 @@
 //! * [`Policy`]: what may be held back, cut or capped, and [`StepNote`]: what was;
 //! * [`Epochs`]: what becomes of a group that lost a rank;
 //! * [`Meeting`], [`Exchange`]: how threads of one host wait for each other, with a deadline, and park;
-//! * [`machine`]: in which order they do it, for them and for whoever explores all orders.
+//! * [`machine`]: in which order they do it, for them and for whoever explores all orders;
+//! * [`TraceEncoder`], [`TraceReader`]: everybody's facts and what followed, kept, to be settled again.
 //!
 //! This crate knows nothing of models, devices, requests or pages.
 
@@ -50,6 +51,7 @@ mod state;
 mod sync;
 #[cfg(test)]
 mod testing;
+mod trace;
 
 pub use epoch::{EndCause, Epochs, Loss, Verdict};
 pub use exchange::{Activity, Exchange, ExchangeError, Sighting};
@@ -60,3 +62,7 @@ pub use meeting::{Meeting, WaitError};
 pub use policy::{Alignment, HOLD_STEPS_MAX, Policy, PolicyError, STARVED_STEPS_MAX, STEP_FIXED_ROWS};
 pub use settle::{ExitCause, Grant, Grants, GroupStep, StepNote, settle};
 pub use state::{Divergence, GroupState, Patience};
+pub use trace::{
+    Decision, Difference, Outcome, TraceEncoder, TraceEnd, TraceError, TraceHeader, TraceReader, TraceRecord,
+    TracedStep,
+};

@@ -17,7 +17,7 @@ pub struct GroupState {
     pub(crate) lanes: usize,
     pub(crate) record_all: bool,
     pub(crate) policy: Policy,
-    patience: Patience,
+    pub(crate) patience: Patience,
     /// Hash of all of the above, which never changes.
     start_hash: u64,
     pub(crate) step: StepNo,
@@ -243,14 +243,14 @@ impl Default for Patience {
 }
 
 /// Words in order, mixed.
-struct Hash(u64);
+pub(crate) struct Hash(pub(crate) u64);
 
 impl Hash {
-    fn eat(&mut self, word: u64) {
+    pub(crate) fn eat(&mut self, word: u64) {
         self.0 = (self.0 ^ word).wrapping_mul(0xd6e8_feb8_6659_fd93).rotate_left(29);
     }
 
-    fn eat_all(&mut self, words: &[u64]) {
+    pub(crate) fn eat_all(&mut self, words: &[u64]) {
         words.iter().for_each(|&word| self.eat(word));
     }
 }

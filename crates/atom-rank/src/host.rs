@@ -10,10 +10,11 @@ use crate::stats::{Health, LaneStats};
 use crate::supervisor::{RankThread, RankThreads, Report, Supervisor};
 use atom_base::{LaneId, Mesh, RequestId, Seat};
 use atom_engine::{EngineLimits, Refusal, Request, SchedulerConfig};
-use atom_group::{Lattice, Patience, Policy};
+use atom_group::{GroupState, Lattice, Patience, Policy};
 use atom_model::{ExpertLayout, ModelError};
 use atom_ops::{Backend, KvDType, OpsError};
 use atom_weights::Checkpoint;
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
@@ -55,6 +56,17 @@ pub struct HostConfig {
     pub patience: Patience,
     /// What a group may decide otherwise than to run everything at once.
     pub policy: Policy,
+    /// Write what every group's lanes say and decide in each step to this file.
+    pub step_trace: Option<PathBuf>,
+}
+
+impl HostConfig {
+    /// What all lanes of a group begin an epoch with.
+    pub(crate) fn first_state(&self) -> GroupState {
+        GroupState::new(Arc::clone(&self.lattice), self.mesh.lanes_per_group(), self.record_all)
+            .with_patience(self.patience)
+            .with_policy(self.policy)
+    }
 }
 
 /// A running mesh of ranks.
@@ -67,6 +79,8 @@ pub struct Host {
     /// Supervisor and delivery: they end when the ranks have.
     others: Mutex<Vec<JoinHandle<()>>>,
     balancer: Mutex<Balancer>,
+    /// Writes the step trace; ends when it is closed.
+    tracing: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// Why a host did not start.
@@ -83,6 +97,14 @@ pub enum HostError {
     /// The operating system refused a thread.
     #[error("can't start a rank's thread: {0}")]
     Thread(std::io::Error),
+    /// The file of the step trace can't be made.
+    #[error("--step-trace: can't write {}: {source}", path.display())]
+    StepTrace {
+        /// Which file.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
     /// Ranks loaded but the group ended before it was ready.
     #[error("the group ended while starting: {0}")]
     Ended(String),
@@ -124,6 +146,8 @@ impl Host {
             vocab_size: model.vocab_size,
             lanes: shared.local.len(),
         };
+        let file = shared.step_trace.as_ref().zip(config.step_trace.as_ref());
+        let tracing = file.map(|(trace, path)| trace.write_to(path)).transpose()?;
         let (reports, reported) = mpsc::channel();
         let starter = Arc::new(Starter {
             config: config.clone(),
@@ -146,6 +170,7 @@ impl Host {
             link: config.link.clone(),
             others: Mutex::default(),
             balancer: Mutex::new(balancer),
+            tracing: Mutex::new(tracing),
         };
         let delivering = Arc::clone(&host.shared.outbox);
         host.lock_others().push(spawn("deliver", move || delivering.deliver())?);
@@ -293,6 +318,11 @@ impl Host {
         let others = std::mem::take(&mut *self.lock_others());
         // The supervisor waits for every rank: if one is stuck, it is left behind too.
         others.into_iter().filter(|_| !left_behind).for_each(|thread| drop(thread.join()));
+        if let Some(trace) = &self.shared.step_trace {
+            trace.close();
+        }
+        let tracing = self.tracing.lock().unwrap_or_else(PoisonError::into_inner).take();
+        tracing.into_iter().for_each(|thread| drop(thread.join()));
     }
 
     fn lock_ranks(&self) -> MutexGuard<'_, Vec<RankThread>> {

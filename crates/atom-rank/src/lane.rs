@@ -9,6 +9,7 @@ use crate::mail::Mail;
 use crate::outbox::Outbox;
 use crate::shared::{Form, FormLane, GroupShared, LaneShared};
 use crate::stats::Gauges;
+use crate::step_trace::StepTrace;
 use atom_base::{RequestId, Seat, StepNo};
 use atom_engine::{Event, Scheduler};
 use atom_group::{
@@ -46,6 +47,8 @@ pub(crate) struct Lane {
     /// No recording is kept: every step makes its own.
     eager: bool,
     fail_on_eager: bool,
+    /// Of the group's first lane, with the number of the group.
+    step_trace: Option<(Arc<StepTrace>, usize)>,
 }
 
 /// What a lane is made of.
@@ -56,6 +59,7 @@ pub(crate) struct LaneParts<'a> {
     pub(crate) outbox: Arc<Outbox>,
     pub(crate) start: Instant,
     pub(crate) device: Device,
+    pub(crate) step_trace: Option<Arc<StepTrace>>,
 }
 
 /// Why a rank thread ended other than by being asked to.
@@ -97,13 +101,15 @@ impl RankError {
 
 impl Lane {
     pub(crate) fn new(parts: LaneParts<'_>) -> Self {
-        let LaneParts { config, seat, group, outbox, start, device } = parts;
+        let LaneParts { config, seat, group, outbox, start, device, step_trace } = parts;
+        // Every lane has everybody's facts.
+        let step_trace = step_trace.filter(|_| seat.lane_in_group == 0);
         Self {
             form: None,
             lane_in_group: seat.lane_in_group,
             outbox,
             start,
-            state: first_state(config),
+            state: config.first_state(),
             scheduler: Scheduler::new(config.scheduler.clone()),
             device,
             mail: VecDeque::new(),
@@ -116,6 +122,7 @@ impl Lane {
             asked_pause: false,
             eager: config.enforce_eager,
             fail_on_eager: config.fail_on_eager,
+            step_trace: step_trace.map(|trace| (trace, usize::from(seat.group))),
             group,
         }
     }
@@ -124,7 +131,7 @@ impl Lane {
     /// short may have left anything in the pages that it wrote.
     pub(crate) fn join(&mut self, form: Arc<Form>, collectives: SharedCollectives, config: &HostConfig) {
         self.device.join(collectives);
-        self.state = first_state(config);
+        self.state = config.first_state();
         self.scheduler.start_over(form.lanes[self.lane_in_group].cache_is_lost);
         (self.last_signature, self.last_replay_us, self.order) = (0, 0, 0);
         self.gauges().epoch.store(form.epoch, Ordering::Relaxed);
@@ -233,8 +240,14 @@ impl Lane {
             self.group.exit.store(true, Ordering::SeqCst);
         }
         Gauges::add(&self.gauges().exchange_us, start.elapsed().as_micros() as u64);
-        let (state, step) = settle(&self.state, &self.facts)?;
-        self.state = state;
+        let outcome = settle(&self.state, &self.facts).map(|(state, step)| {
+            self.state = state;
+            step
+        });
+        if let Some((trace, group)) = &self.step_trace {
+            trace.step(*group, form.epoch, &self.facts, &outcome);
+        }
+        let step = outcome?;
         if self.state.ready() {
             self.gauges().ready.store(true, Ordering::SeqCst);
         }
@@ -339,13 +352,6 @@ impl Lane {
         self.meetings().board.order(self.order, Order::Exit);
         Ok(())
     }
-}
-
-/// What all lanes of a group begin an epoch with.
-fn first_state(config: &HostConfig) -> GroupState {
-    GroupState::new(Arc::clone(&config.lattice), config.mesh.lanes_per_group(), config.record_all)
-        .with_patience(config.patience)
-        .with_policy(config.policy)
 }
 
 /// Events of one request in one step: it may start, get a token and end.

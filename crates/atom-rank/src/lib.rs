@@ -27,6 +27,7 @@ mod outbox;
 mod shared;
 mod starter;
 mod stats;
+mod step_trace;
 mod supervisor;
 
 pub use balance::LoadBalance;

@@ -7,9 +7,10 @@ use crate::host::HostConfig;
 use crate::mail::Mailbox;
 use crate::outbox::Outbox;
 use crate::stats::{Gauges, Health, LaneHealth};
+use crate::step_trace::StepTrace;
 use atom_base::{LaneId, Mesh, Seat};
 use atom_engine::Plan;
-use atom_group::{Activity, Exchange};
+use atom_group::{Activity, Exchange, TraceHeader};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -23,6 +24,8 @@ pub(crate) struct HostShared {
     pub(crate) start: Instant,
     pub(crate) groups: Vec<Arc<GroupShared>>,
     pub(crate) outbox: Arc<Outbox>,
+    /// What every group's first lane tells of each step, if somebody wants to know.
+    pub(crate) step_trace: Option<Arc<StepTrace>>,
     fault: OnceLock<String>,
     pub(crate) draining: AtomicBool,
     /// Every lane asks its group to rest.
@@ -88,10 +91,13 @@ impl HostShared {
         };
         let groups = (0..mesh.groups()).map(|_| group()).collect();
         let lanes = mesh.lanes();
+        let start = Instant::now();
+        let header = || TraceHeader::of(&config.first_state(), mesh.groups());
         Self {
             mesh,
             local: config.link.as_ref().map_or(0..lanes, |link| link.lanes(lanes)),
-            start: Instant::now(),
+            start,
+            step_trace: config.step_trace.as_ref().map(|_| Arc::new(StepTrace::new(header(), start))),
             groups,
             outbox: Outbox::new(mesh.lanes()),
             fault: OnceLock::new(),

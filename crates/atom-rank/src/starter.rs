@@ -135,6 +135,7 @@ impl Starter {
             outbox: Arc::clone(&self.shared.outbox),
             start: self.shared.start,
             device,
+            step_trace: self.shared.step_trace.clone(),
         })))
     }
 }

@@ -5,6 +5,7 @@ mod common;
 
 use atom_base::SamplingParams;
 use atom_engine::Event;
+use atom_group::{TraceReader, TraceRecord};
 use common::{Setup, mesh, request, tiny};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -39,9 +40,25 @@ static ALLOCATOR: Counting = Counting;
 #[test]
 fn a_thousand_steady_steps_allocate_nothing() {
     // One test function: the counter is the process's.
-    for mesh in [mesh(1, 1, false), mesh(2, 1, false), mesh(2, 1, true)] {
-        let setup =
-            Setup { mesh, max_model_len: 1200, pages: 1200, threads: 2, poison: false, ..Setup::default() };
+    let trace = std::env::temp_dir().join(format!("atom-allocation-{}.trace", std::process::id()));
+    let traced = Some(trace.clone());
+    for (mesh, step_trace) in [
+        (mesh(1, 1, false), None),
+        (mesh(2, 1, false), None),
+        (mesh(2, 1, true), None),
+        (mesh(1, 1, false), traced.clone()),
+        (mesh(2, 1, true), traced),
+    ] {
+        let is_traced = step_trace.is_some();
+        let setup = Setup {
+            mesh,
+            max_model_len: 1200,
+            pages: 1200,
+            threads: 2,
+            poison: false,
+            step_trace,
+            ..Setup::default()
+        };
         let host = setup.start(&tiny("llama"));
         let (halfway, reached) = mpsc::sync_channel(1);
         let (end, ended) = mpsc::sync_channel(1);
@@ -71,6 +88,19 @@ fn a_thousand_steady_steps_allocate_nothing() {
         let allocations =
             reached.recv_timeout(Duration::from_secs(60)).expect("1,050 tokens within a minute");
         ended.recv_timeout(Duration::from_secs(60)).expect("an end within a minute");
-        assert_eq!(allocations, 0, "{:?}", setup.mesh);
+        assert_eq!(allocations, 0, "{:?}, traced: {is_traced}", setup.mesh);
+        host.shutdown().unwrap();
+        if is_traced {
+            // A trace that was not written allocates nothing either.
+            let bytes = std::fs::read(&trace).unwrap();
+            std::fs::remove_file(&trace).unwrap();
+            let mut reader = TraceReader::new(&bytes).unwrap();
+            let mut steps = 0;
+            while let Some(record) = reader.read().unwrap() {
+                assert!(matches!(record, TraceRecord::Step(_)), "{record:?}");
+                steps += 1;
+            }
+            assert!(steps > 1100, "{steps} steps");
+        }
     }
 }

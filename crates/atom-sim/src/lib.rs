@@ -15,7 +15,8 @@
 //! * [`World`]: members in lock step, disturbed by a script drawn from the seed: uneven load, aborts,
 //!   preemptions, late lanes, lane faults, and the calamities that end a group;
 //! * [`run_seeds`]: many worlds and one [`Report`]. A failing seed says how to repeat it;
-//! * [`explore`]: small groups in every order of events that there is.
+//! * [`explore`]: small groups in every order of events that there is;
+//! * [`Replayed`]: a step trace, of a world or of a server, settled again, compared and drawn.
 //!
 //! ```
 //! use atom_sim::{WorldArgs, WorldOptions, run_seeds};
@@ -32,22 +33,29 @@
 mod broken;
 mod device;
 mod dice;
+mod drawing;
 pub mod explore;
 mod lane;
 mod ledger;
 mod member;
 mod model;
 mod options;
+mod replay;
 mod report;
 mod script;
+mod svg;
+mod tape;
+mod timeline;
 mod world;
 
 pub use broken::Broken;
 pub use device::{FakeDevice, Operation};
+pub use drawing::DrawingError;
 pub use lane::Lane;
 pub use ledger::{Account, Ledger};
 pub use member::Member;
 pub use model::{Answer, Context, Ending, FakeModel};
 pub use options::{ArgsError, CostModel, WorldArgs, WorldOptions, parse_seeds};
+pub use replay::{Gap, Mismatch, ReplayError, Replayed, Run, Timeline, Totals, TraceEnding};
 pub use report::{Counts, Failure, Report, run_seeds};
 pub use world::World;

@@ -8,6 +8,7 @@ use crate::model::{Ending, mix};
 use crate::options::{CostModel, WorldOptions};
 use crate::report::{Failure, Report};
 use crate::script::{Arrival, Calamity, Script};
+use crate::tape::Tape;
 use atom_base::RequestId;
 use atom_group::{
     Bucket, Divergence, ExitCause, Facts, FactsFlags, Grants, GroupState, GroupStep, HOLD_STEPS_MAX, Prefill,
@@ -35,6 +36,8 @@ pub struct World {
     struck: bool,
     /// Steps in succession in which prompts were held.
     held: u32,
+    /// What the first lane sees, if it is kept.
+    tape: Option<Tape>,
     report: Report,
 }
 
@@ -69,6 +72,7 @@ impl World {
             preemptions_left: PREEMPTIONS_MAX,
             struck: false,
             held: 0,
+            tape: None,
             report: Report::new(),
             script,
         }
@@ -77,11 +81,23 @@ impl World {
     /// Runs until the group ends, then checks that everything is as it was at the start. An assertion
     /// that fails on the way is a failure like others.
     pub fn run(mut self) -> Result<Report, Failure> {
+        self.run_to_end()
+    }
+
+    /// The same, with a step trace of what the first lane saw: see [`crate::Replayed`].
+    pub fn run_traced(mut self) -> (Result<Report, Failure>, Vec<u8>) {
+        self.tape = Some(Tape::new(self.members[0].state()));
+        let outcome = self.run_to_end();
+        let tape = self.tape.take().expect("put there above");
+        (outcome, tape.finish())
+    }
+
+    fn run_to_end(&mut self) -> Result<Report, Failure> {
         let outcome = catch_unwind(AssertUnwindSafe(|| self.until_end().and_then(|end| self.conclude(&end))));
         match outcome.unwrap_or_else(|cause| Err(panicked(&*cause))) {
             Ok(()) => {
                 self.report.worlds = 1;
-                Ok(self.report)
+                Ok(std::mem::replace(&mut self.report, Report::new()))
             }
             Err(broken) => {
                 let command = self.options.command(self.seed);
@@ -254,7 +270,11 @@ impl World {
                 // Has an effect only after a replay, so it goes on until it is found.
                 seen[0].replay_us ^= 1 << 30;
             }
-            steps.push(self.members[place].settle(&seen));
+            let outcome = self.members[place].settle(&seen);
+            if let Some(tape) = self.tape.as_mut().filter(|_| place == 0) {
+                tape.step(self.now_us, &seen, &outcome);
+            }
+            steps.push(outcome);
         }
         let (go_on, found): (Vec<_>, Vec<_>) = steps.into_iter().partition(Result::is_ok);
         if have_diverged && !go_on.is_empty() {

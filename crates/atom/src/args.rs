@@ -42,6 +42,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Run seeded simulations of the scheduler and the group protocol.
     Sim(SimArgs),
+    /// Settle every step of a step trace again, compare, and draw what the groups did.
+    Replay(ReplayArgs),
 }
 
 #[derive(Args, Clone, Debug)]
@@ -189,6 +191,10 @@ pub(crate) struct EngineArgs {
     /// Start of the sequence of seeds for requests that bring none [default: from the clock].
     #[arg(long)]
     pub(crate) seed: Option<u64>,
+
+    /// Write what all lanes say and decide in each step to this file, for `atom replay`.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) step_trace: Option<PathBuf>,
 
     #[command(flatten)]
     pub(crate) unbuilt: UnbuiltArgs,
@@ -357,6 +363,28 @@ pub(crate) struct SimArgs {
     /// No aborts, preemptions, late or faulty lanes.
     #[arg(long)]
     pub(crate) no_faults: bool,
+
+    /// Write the steps of the world to this file, for `atom replay`; --seeds must be one seed.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) step_trace: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ReplayArgs {
+    /// What --step-trace wrote.
+    pub(crate) file: PathBuf,
+
+    /// Draw a picture into this file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+
+    /// The first step to show; all are compared.
+    #[arg(long, value_name = "STEP", default_value_t = 1)]
+    pub(crate) from: u64,
+
+    /// The last step to show [default: the last].
+    #[arg(long, value_name = "STEP")]
+    pub(crate) to: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -220,6 +220,7 @@ fn host_config(
         spins: threads.spins,
         patience: Patience::default(),
         policy: policy(args)?,
+        step_trace: args.step_trace.clone(),
     })
 }
 

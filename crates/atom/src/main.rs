@@ -12,6 +12,7 @@ mod inspect;
 mod launch;
 mod models;
 mod output;
+mod replay;
 mod serve;
 mod simulate;
 mod source;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(&args),
         Command::Bench(args) => bench::run(args),
         Command::Sim(args) => simulate::run(&args),
+        Command::Replay(args) => replay::run(&args),
     };
     outcome.map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS)
 }

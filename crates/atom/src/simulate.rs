@@ -2,8 +2,9 @@
 
 use crate::args::SimArgs;
 use crate::output::say;
-use anyhow::{Result, ensure};
-use atom_sim::{CostModel, WorldArgs, WorldOptions};
+use anyhow::{Context, Result, ensure};
+use atom_sim::{CostModel, World, WorldArgs, WorldOptions};
+use std::path::Path;
 
 /// Runs the seeds and prints what happened; an error if a rule was broken anywhere.
 pub(crate) fn run(args: &SimArgs) -> Result<()> {
@@ -14,8 +15,24 @@ pub(crate) fn run(args: &SimArgs) -> Result<()> {
         faults: !args.no_faults,
         cost: CostModel::default(),
     })?;
+    if let Some(path) = &args.step_trace {
+        ensure!(
+            seeds.end - seeds.start == 1,
+            "--step-trace keeps the steps of one world, and --seeds {} are {}; name one seed",
+            args.seeds,
+            seeds.end - seeds.start
+        );
+        return traced(seeds.start, &options, path);
+    }
     let report = atom_sim::run_seeds(seeds, &options);
     say(&report)?;
     ensure!(report.failures.is_empty(), "{} worlds broke a rule", report.failures.len());
     Ok(())
+}
+
+/// Runs one world and writes its steps, also those of a world that breaks a rule.
+fn traced(seed: u64, options: &WorldOptions, path: &Path) -> Result<()> {
+    let (outcome, trace) = World::new(seed, options).run_traced();
+    std::fs::write(path, trace).with_context(|| format!("--step-trace: writing {}", path.display()))?;
+    say(outcome?)
 }

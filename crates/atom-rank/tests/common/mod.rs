@@ -42,6 +42,7 @@ pub struct Setup {
     pub poison: bool,
     pub patience: Patience,
     pub policy: Policy,
+    pub step_trace: Option<PathBuf>,
     pub rank_restarts_max: u32,
     pub eos: Vec<TokenId>,
 }
@@ -93,6 +94,7 @@ impl Default for Setup {
             poison: true,
             patience: Patience::default(),
             policy: Policy::default(),
+            step_trace: None,
             rank_restarts_max: 0,
             eos: Vec::new(),
         }
@@ -132,6 +134,7 @@ impl Setup {
             spins: 0,
             patience: self.patience,
             policy: self.policy,
+            step_trace: self.step_trace.clone(),
         }
     }
 

@@ -109,10 +109,11 @@ impl Group {
         check(state.policy(), &facts, &step)?;
         self.check_symmetry(state, &facts, (&next, &step))?;
         self.saw.extend(kinds(&facts, &step));
+        let granted = grants_of(&facts, &step);
         let conclusion = Conclusion {
             state: self.intern(next),
             step: Deed::of(&step),
-            grants: std::array::from_fn(|lane| grants_of(&step).get(lane).copied().unwrap_or_default()),
+            grants: std::array::from_fn(|lane| granted.get(lane).copied().unwrap_or_default()),
             blamed: match step {
                 GroupStep::Exit(ExitCause::Fatal { lane }) => 1 << lane,
                 _ => 0,
@@ -133,12 +134,12 @@ impl Group {
             let mut swapped = facts.to_vec();
             swapped.swap(left, left + 1);
             let (its_next, its_step) = settle(state, &swapped).map_err(Broken::Diverged)?;
-            let mut grants = grants_of(step).to_vec();
+            let mut grants = grants_of(facts, step);
             if !grants.is_empty() {
                 grants.swap(left, left + 1);
             }
             let same = its_next.hash() == next.hash() && Deed::of(&its_step) == Deed::of(step);
-            if !same || grants_of(&its_step) != grants {
+            if !same || grants_of(&swapped, &its_step) != grants {
                 return Err(Broken::Rule("a step depends on the order of the lanes"));
             }
         }
@@ -199,22 +200,23 @@ fn kinds(facts: &[Facts], step: &GroupStep) -> Vec<&'static str> {
         GroupStep::Exit(ExitCause::Fatal { .. }) => vec!["fatal"],
         GroupStep::Record(_) => vec!["record"],
         GroupStep::Step { grants, note, .. } => {
-            let rows = |rows: fn(&Grant) -> u32| grants.as_slice().iter().map(rows).any(|rows| rows > 0);
+            let grants: Vec<_> = facts.iter().map(|facts| grants.of(facts)).collect();
+            let rows = |rows: fn(&Grant) -> u32| grants.iter().map(rows).any(|rows| rows > 0);
             let all = [
                 (matches!(note.prefill, Prefill::Held { .. }), "held"),
                 (note.time_cut_rows > 0, "cut to its time"),
                 (rows(|g| g.decode_rows) && rows(|g| g.prefill_rows), "decode rows beside prompts"),
-                (grants.as_slice().iter().any(|g| g.rows() == 0), "a lane without rows"),
+                (grants.iter().any(|g| g.rows() == 0), "a lane without rows"),
             ];
             all.into_iter().filter(|(is_so, _)| *is_so).map(|(_, name)| name).collect()
         }
     }
 }
 
-fn grants_of(step: &GroupStep) -> &[Grant] {
+fn grants_of(facts: &[Facts], step: &GroupStep) -> Vec<Grant> {
     match step {
-        GroupStep::Step { grants, .. } => grants.as_slice(),
-        _ => &[],
+        GroupStep::Step { grants, .. } => facts.iter().map(|facts| grants.of(facts)).collect(),
+        _ => Vec::new(),
     }
 }
 
@@ -232,7 +234,7 @@ fn check(policy: &Policy, facts: &[Facts], step: &GroupStep) -> Result<(), Broke
         }
         GroupStep::Record(_) => rule(!resting, "a paused group records"),
         GroupStep::Step { bucket, grants, note } => {
-            let grants = grants.as_slice();
+            let grants: Vec<_> = facts.iter().map(|facts| grants.of(facts)).collect();
             rule(!resting, "a paused group steps")?;
             rule(!facts.iter().any(|f| f.flags.has(FactsFlags::FATAL)), "a step with a lane that can't")?;
             rule(grants.iter().any(|g| g.rows() > 0), "a step of no rows while somebody has some")?;
