@@ -192,7 +192,8 @@ impl Lane {
 
     fn take_mail(&mut self) {
         let group = Arc::clone(&self.group);
-        group.lanes[self.lane_in_group].mailbox.take(&mut self.mail);
+        let epoch = self.form().epoch;
+        group.lanes[self.lane_in_group].mailbox.take(epoch, &mut self.mail);
         if self.mail.is_empty() {
             return;
         }

@@ -194,6 +194,7 @@ impl GroupShared {
     }
 
     pub(crate) fn form(&self, form: Form) {
+        self.lanes.iter().for_each(|lane| lane.mailbox.open_for(form.epoch));
         self.stand(|_| Standing::Formed(Arc::new(form)));
     }
 
@@ -201,6 +202,7 @@ impl GroupShared {
     pub(crate) fn unform(&self, why: &str) {
         self.stand(|last| Standing::Forming { last, why: why.to_owned() });
         for lane in &self.lanes {
+            lane.mailbox.open_for(NOBODY);
             lane.gauges.ready.store(false, Ordering::SeqCst);
         }
     }
@@ -298,6 +300,9 @@ impl Form {
         [of_lanes, in_window, in_exchange].into_iter().find(|missing| !missing.is_empty()).unwrap_or_default()
     }
 }
+
+/// An epoch that no lane is of.
+const NOBODY: u64 = 0;
 
 /// Whose number is not the largest.
 fn behind(seats: std::ops::Range<usize>, number: impl Fn(usize) -> u64) -> Vec<usize> {
