@@ -111,7 +111,9 @@ impl CpuBackend {
     #[cfg(test)]
     pub(crate) fn read(&mut self, recording: usize, buf: atom_ops::Buf) -> Vec<f32> {
         let reserved = self.reserved.as_mut().expect("reserved");
-        reserved.room.read(&self.recordings[recording].as_ref().expect("it was not given up").places[usize::from(buf.0)])
+        reserved.room.read(
+            &self.recordings[recording].as_ref().expect("it was not given up").places[usize::from(buf.0)],
+        )
     }
 
     /// First bytes of all packed experts.

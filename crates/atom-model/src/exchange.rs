@@ -164,10 +164,8 @@ impl Widths {
     fn group_buffers(&self, ops: &mut Ops, out_width: usize) -> ExchangeBuffers {
         let extent = Extent::GroupRows;
         let (inner, gated) = self.scratch(ops, extent);
-        let group = Routed {
-            x: ops.buffer(extent, self.hidden),
-            routes: ops.buffer(extent, 2 * self.spec.top_k),
-        };
+        let group =
+            Routed { x: ops.buffer(extent, self.hidden), routes: ops.buffer(extent, 2 * self.spec.top_k) };
         ExchangeBuffers { inner, gated, group: Some((group, ops.buffer(extent, out_width))) }
     }
 }

@@ -102,8 +102,11 @@ impl MoeLayer {
     ) -> Result<Self, ModelError> {
         let name = |part: &str| format!("model.layers.{layer}.mlp.{part}");
         let router = loader.matrix(&[(name("gate.weight"), Part::All)])?;
-        let bias =
-            if moe.selection_bias { Some(loader.vector(&name("gate.e_score_correction_bias"))?) } else { None };
+        let bias = if moe.selection_bias {
+            Some(loader.vector(&name("gate.e_score_correction_bias"))?)
+        } else {
+            None
+        };
         let piece = |expert: usize, part: &str, which: Part| -> Piece {
             (name(&format!("experts.{expert}.{part}_proj.weight")), which)
         };

@@ -61,12 +61,7 @@ struct Recent<K, V> {
 impl Balancer {
     /// `edges` are the rows of the lattice's buckets; pages are of `page_size` tokens, or no prompt is
     /// ever found in a cache (`None`). A lane with `full` open requests takes no more.
-    pub(crate) fn new(
-        rule: LoadBalance,
-        edges: Box<[usize]>,
-        page_size: Option<usize>,
-        full: usize,
-    ) -> Self {
+    pub(crate) fn new(rule: LoadBalance, edges: Box<[usize]>, page_size: Option<usize>, full: usize) -> Self {
         let page_size = page_size.unwrap_or(usize::MAX);
         Self {
             rule,
@@ -241,12 +236,9 @@ mod tests {
     /// B-82: a stale snapshot and a fixed tie-break piled bursts up on one rank.
     #[test]
     fn b_82_a_burst_of_64_equal_requests_on_4_lanes_gives_16_each() {
-        for rule in [
-            LoadBalance::Work,
-            LoadBalance::RoundRobin,
-            LoadBalance::LeastRequests,
-            LoadBalance::LeastTokens,
-        ] {
+        for rule in
+            [LoadBalance::Work, LoadBalance::RoundRobin, LoadBalance::LeastRequests, LoadBalance::LeastTokens]
+        {
             let same: Vec<_> = (0..64).map(|_| prompt(1, 100)).collect();
             let different: Vec<_> = (0..64).map(|seed| prompt(seed, 100)).collect();
             for prompts in [same, different] {

@@ -62,7 +62,7 @@ pub struct HostConfig {
 
 impl HostConfig {
     /// What all lanes of a group begin an epoch with.
-    pub(crate) fn first_state(&self) -> GroupState {
+    pub fn first_state(&self) -> GroupState {
         GroupState::new(Arc::clone(&self.lattice), self.mesh.lanes_per_group(), self.record_all)
             .with_patience(self.patience)
             .with_policy(self.policy)

@@ -1,8 +1,8 @@
 //! The loop of a lane: want, exchange, settle, commit, replay, apply. Run by the lane's first rank.
 
 use crate::board::Order;
-use crate::device::Device;
 use crate::collectives::SharedCollectives;
+use crate::device::Device;
 use crate::host::HostConfig;
 use crate::link::Link;
 use crate::mail::Mail;
@@ -18,8 +18,8 @@ use atom_group::{
 };
 use atom_ops::OpsError;
 use std::collections::VecDeque;
-use std::sync::{Arc, PoisonError};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
@@ -272,7 +272,9 @@ impl Lane {
         self.next_order(patience)?;
         self.meetings().board.order(self.order, Order::Record(bucket));
         let signature = self.device.record(bucket)?;
-        if let Some((rank, theirs)) = self.meetings().board.wait_signatures(self.order, signature, patience)? {
+        if let Some((rank, theirs)) =
+            self.meetings().board.wait_signatures(self.order, signature, patience)?
+        {
             return Err(RankError::Signature { rank, theirs, ours: signature });
         }
         self.last_signature = signature;

@@ -141,7 +141,8 @@ impl Link {
                         form.window.deliver(member, round, values, counts);
                     }
                     // Without a form the group has ended, and nobody looks any more.
-                    (Frame::Facts { .. } | Frame::Cell { .. }, None) | (Frame::Heartbeat | Frame::Bye(_), _) => {}
+                    (Frame::Facts { .. } | Frame::Cell { .. }, None)
+                    | (Frame::Heartbeat | Frame::Bye(_), _) => {}
                 });
                 tell(node, News::Gone(why));
             };
@@ -167,8 +168,7 @@ impl Link {
         while !*closing {
             // Who can't be reached is found by the thread that reads from it.
             let _ = self.send(write_heartbeat);
-            closing =
-                self.closed.wait_timeout(closing, BEAT_EVERY).unwrap_or_else(PoisonError::into_inner).0;
+            closing = self.closed.wait_timeout(closing, BEAT_EVERY).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 

@@ -290,7 +290,9 @@ impl Form {
             .enumerate()
             .flat_map(|(lane, form)| {
                 let ranks = 0..form.window.meeting.seats();
-                behind(ranks, |rank| form.window.meeting.number(rank)).into_iter().map(move |rank| (lane, rank))
+                behind(ranks, |rank| form.window.meeting.number(rank))
+                    .into_iter()
+                    .map(move |rank| (lane, rank))
             })
             .collect();
         let lanes = 0..self.lanes.len();

@@ -76,9 +76,8 @@ impl Starter {
                 member.join(self, seat, &form);
                 member.run()
             }));
-            let lost = |loss, why| {
-                Some(Report::Lost { seat: *seat, tenure: Arc::clone(tenure), epoch, loss, why })
-            };
+            let lost =
+                |loss, why| Some(Report::Lost { seat: *seat, tenure: Arc::clone(tenure), epoch, loss, why });
             match run {
                 Ok(Ok(())) => return Some(Report::Left { tenure: Arc::clone(tenure) }),
                 Ok(Err(_)) if tenure.is_over() => return None,

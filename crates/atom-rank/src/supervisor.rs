@@ -17,33 +17,15 @@ use std::time::{Duration, Instant};
 /// What a rank's thread says of itself.
 pub(crate) enum Report {
     /// It has loaded, or failed to.
-    Loaded {
-        seat: Seat,
-        outcome: Result<(), StartError>,
-    },
+    Loaded { seat: Seat, outcome: Result<(), StartError> },
     /// It ended because of something in itself.
-    Lost {
-        seat: Seat,
-        tenure: Arc<Tenure>,
-        epoch: u64,
-        loss: Loss,
-        why: String,
-    },
+    Lost { seat: Seat, tenure: Arc<Tenure>, epoch: u64, loss: Loss, why: String },
     /// Others did not come, or the epoch was closed; it waits for the next one.
-    Alone {
-        seat: Seat,
-        epoch: u64,
-        why: String,
-    },
+    Alone { seat: Seat, epoch: u64, why: String },
     /// Another host.
-    Host {
-        node: usize,
-        news: News,
-    },
+    Host { node: usize, news: News },
     /// It ended because it was asked to, or because its group did.
-    Left {
-        tenure: Arc<Tenure>,
-    },
+    Left { tenure: Arc<Tenure> },
 }
 
 /// Whether a thread still holds its seat. A thread that was given up finds out when it wakes.
@@ -299,7 +281,8 @@ impl Supervisor {
                 tracing::error!("{why}; group {group} forms again, as epoch {epoch}");
                 shared.groups[group].unform(why);
                 let lost = vec![false; shared.mesh.lanes_per_group()];
-                self.groups[group].forming = Some(Forming { loading: 0, hosts: 0, since: Instant::now(), lost });
+                self.groups[group].forming =
+                    Some(Forming { loading: 0, hosts: 0, since: Instant::now(), lost });
                 self.replace(group, loss, seats, why);
             }
             Some(Verdict::End(cause)) => {
@@ -334,7 +317,8 @@ impl Supervisor {
         let ranks_per_lane = self.shared().mesh.ranks_per_lane();
         let local = self.shared().local.clone();
         for seat in seats.iter().filter(|seat| local.contains(&usize::from(seat.lane.0))) {
-            let tenure = &mut self.groups[group].tenures[seat.lane_in_group * ranks_per_lane + seat.rank_in_lane];
+            let tenure =
+                &mut self.groups[group].tenures[seat.lane_in_group * ranks_per_lane + seat.rank_in_lane];
             tenure.end();
             *tenure = Arc::default();
             if loss == Loss::Stuck {

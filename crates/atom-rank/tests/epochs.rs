@@ -120,12 +120,7 @@ fn undisturbed(setup: &Setup, lane: u16, seed: u32) -> Vec<TokenId> {
 }
 
 fn dep(lanes: u16) -> Setup {
-    Setup {
-        mesh: mesh(lanes, 1, true),
-        experts: expert_parallel(),
-        rank_restarts_max: 3,
-        ..Setup::default()
-    }
+    Setup { mesh: mesh(lanes, 1, true), experts: expert_parallel(), rank_restarts_max: 3, ..Setup::default() }
 }
 
 /// Checks every answer: an error that names the rank in `lost` lanes, the right text elsewhere.
@@ -134,7 +129,10 @@ fn check(setup: &Setup, host: &Host, pending: Vec<(u16, u32, Pending)>, lost: &[
         let answer = pending.wait();
         match &answer.end {
             Some(Err(EngineError::Rank(why))) if lost.contains(&lane) => {
-                assert!(why.contains(&format!("rank {lane}")) || why.contains(&format!("lane {lane}")), "{why}");
+                assert!(
+                    why.contains(&format!("rank {lane}")) || why.contains(&format!("lane {lane}")),
+                    "{why}"
+                );
                 assert!(why.contains("step"), "{why}");
             }
             Some(Ok(FinishReason::Length)) if !lost.contains(&lane) => {
@@ -152,7 +150,11 @@ fn check(setup: &Setup, host: &Host, pending: Vec<(u16, u32, Pending)>, lost: &[
     let health = host.health();
     assert!(health.ready && health.fault.is_none() && health.forming.is_none(), "{health:?}");
     for stats in host.stats() {
-        assert_eq!(stats.counters.running + stats.counters.waiting + stats.counters.pages_held, 0, "{stats:?}");
+        assert_eq!(
+            stats.counters.running + stats.counters.waiting + stats.counters.pages_held,
+            0,
+            "{stats:?}"
+        );
         // Losses may be noticed one after the other, the second when the group has formed again.
         assert!((2..2 + lost.len().max(1) as u64).contains(&stats.epoch), "{stats:?}");
     }

@@ -7,9 +7,7 @@ mod common;
 use atom_base::{SamplingParams, TokenId};
 use atom_model::{ExchangeChoice, ExpertLayout};
 use atom_rank::Host;
-use common::{
-    Setup, ask, expert_parallel, golden, greedy, ids, mesh, reference, request, tensors, tiny,
-};
+use common::{Setup, ask, expert_parallel, golden, greedy, ids, mesh, reference, request, tensors, tiny};
 
 const MODELS: &[&str] =
     &["llama", "llama_tied", "llama_bias", "qwen2", "qwen2_untied", "qwen3", "qwen3_tied"];

@@ -59,7 +59,8 @@ struct Failing {
 
 impl Hooks for Failing {
     fn before_replay(&mut self, _: usize, _: &StepInputs<'_>) -> Result<(), OpsError> {
-        self.replays_left = self.replays_left.checked_sub(1).ok_or_else(|| OpsError::Device("injected".into()))?;
+        self.replays_left =
+            self.replays_left.checked_sub(1).ok_or_else(|| OpsError::Device("injected".into()))?;
         Ok(())
     }
 }
@@ -149,9 +150,8 @@ fn three_hosts_park_and_wake_together_and_leave_when_one_is_told_to() {
 fn a_host_that_is_cut_off_ends_the_group_with_its_name() {
     for tokens_before in [0, 1, 5, 40] {
         let Hosts { hosts, links } = start(&dep(4), 2, None);
-        let pending: Vec<_> = (0..4)
-            .map(|i| send(&hosts[i / 2], sampled(i as u16 % 2, i as u32, 30, 400)))
-            .collect();
+        let pending: Vec<_> =
+            (0..4).map(|i| send(&hosts[i / 2], sampled(i as u16 % 2, i as u32, 30, 400))).collect();
         for _ in 0..tokens_before {
             pending[0].next();
         }

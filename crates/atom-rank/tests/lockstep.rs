@@ -39,11 +39,8 @@ fn start(setup: &Setup) -> (Host, Trace) {
     let trace: Trace = Arc::new(Mutex::new(vec![Vec::new(); setup.mesh.ranks()]));
     let (cpu, log) = (setup.cpu(), Arc::clone(&trace));
     let backend = move |seat: &atom_base::Seat| {
-        let hooks = Tracer {
-            rank: usize::from(seat.rank.0),
-            trace: Arc::clone(&log),
-            recordings: Vec::new(),
-        };
+        let hooks =
+            Tracer { rank: usize::from(seat.rank.0), trace: Arc::clone(&log), recordings: Vec::new() };
         Ok(Box::new(Hooked { inner: cpu(seat)?, hooks }) as Box<dyn Backend>)
     };
     (setup.start_with(&tiny("qwen3_moe"), backend), trace)
@@ -106,10 +103,9 @@ fn decode_rows_ride_the_prefill_bucket_beside_prefilling_and_idle_lanes() {
     for experts in layouts() {
         for policy in policies() {
             let (host, trace) = start(&setup(experts, policy));
-            let decoding =
-                [(0, 1), (3, 3)].map(|(lane, seed): (u16, u32)| {
-                    send(&host, on(lane, request(&prompt(seed, 9), 40, penalised(seed.into()))))
-                });
+            let decoding = [(0, 1), (3, 3)].map(|(lane, seed): (u16, u32)| {
+                send(&host, on(lane, request(&prompt(seed, 9), 40, penalised(seed.into()))))
+            });
             // They decode before the others come.
             let mut first = decoding.iter().map(|pending| pending.next()).collect::<Vec<_>>();
             let prefilling: Vec<_> = [(1, 11), (3, 12), (1, 13)]
@@ -128,7 +124,10 @@ fn decode_rows_ride_the_prefill_bucket_beside_prefilling_and_idle_lanes() {
                 ranks[0].decode_rows == 1 && ranks[0].rows == 1 && ranks[1].rows > 8 && ranks[2].rows == 0
             };
             let riding = steps.iter().filter(rides).count();
-            assert!(riding > 0, "{experts:?} {policy:?}: a decoding lane beside a prefilling and an idle one");
+            assert!(
+                riding > 0,
+                "{experts:?} {policy:?}: a decoding lane beside a prefilling and an idle one"
+            );
             let mixed = steps.iter().filter(|ranks| ranks[3].decode_rows > 0 && ranks[3].rows > 8).count();
             assert!(mixed > 0, "{experts:?} {policy:?}: decode rows and a prompt chunk in one lane");
         }
@@ -182,11 +181,8 @@ fn b_02_short_and_long_prompts_in_one_step_give_the_answers_of_a_single_rank() {
     for experts in layouts() {
         let setup = Setup { mesh: mesh(2, 1, true), experts, rows_max: 256, ..Setup::default() };
         let (host, trace) = start(&setup);
-        let both: Vec<_> = prompts
-            .iter()
-            .zip(0..)
-            .map(|(prompt, lane)| greedy(&host, Some(LaneId(lane)), prompt))
-            .collect();
+        let both: Vec<_> =
+            prompts.iter().zip(0..).map(|(prompt, lane)| greedy(&host, Some(LaneId(lane)), prompt)).collect();
         let together: Vec<_> = both.into_iter().map(|pending| pending.wait().ids()).collect();
         assert_eq!(together, alone, "{experts:?}");
         assert_eq!(greedy(&host, Some(LaneId(0)), &prompts[1]).wait().ids(), alone[1], "{experts:?}");

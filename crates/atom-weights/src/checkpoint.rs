@@ -39,10 +39,16 @@ pub(crate) enum Entry {
 
 enum Source {
     Gguf(Gguf),
-    Folder { raw_config: Value },
-    Synthetic { raw_config: Value },
+    Folder {
+        raw_config: Value,
+    },
+    Synthetic {
+        raw_config: Value,
+    },
     /// A folder's configuration and tokenizer with synthetic tensors.
-    Dummy { raw_config: Value },
+    Dummy {
+        raw_config: Value,
+    },
 }
 
 impl Checkpoint {

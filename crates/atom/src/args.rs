@@ -87,6 +87,19 @@ pub(crate) struct EngineArgs {
     #[arg(long)]
     pub(crate) enable_expert_parallel: bool,
 
+    /// Hosts that the lanes of -tp N --enable-dp-attention are dealt to, a process on each; every host serves
+    /// the requests of its own lanes.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) nodes: usize,
+
+    /// Which of them this is, from 0.
+    #[arg(long, value_name = "I", default_value_t = 0)]
+    pub(crate) node_rank: usize,
+
+    /// Where host 0 listens for the others, and they find it.
+    #[arg(long, value_name = "NAME:PORT")]
+    pub(crate) master: Option<String>,
+
     /// How rows reach the experts of other lanes. gather: all rows to all ranks, sums back. dispatch: rows to
     /// the ranks of their experts, outputs back. auto: dispatch where experts are whole, else gather.
     #[arg(long, value_enum, default_value_t = MoeExchangeArg::Auto)]
@@ -523,9 +536,7 @@ mod tests {
 
     #[test]
     fn what_is_not_built_is_refused_by_name() {
-        for flag in
-["--device=cuda", "--api-key=x"]
-        {
+        for flag in ["--device=cuda", "--api-key=x"] {
             let Command::Serve(args) = parse(&["atom", "serve", flag]).unwrap().command else { panic!() };
             let refusal = args.engine.refuse_unbuilt().unwrap_err().to_string();
             assert!(refusal.contains(&flag.replace("=cuda", " cuda").replace("=x", "")), "{flag}: {refusal}");

@@ -141,7 +141,14 @@ impl<'a> Speaker<'a> {
         };
         let id = RequestId(self.next);
         self.next += 1;
-        let request = Request { id, prompt: prompt.into(), sampling: Arc::new(sampling), stop, lane: None, session: None };
+        let request = Request {
+            id,
+            prompt: prompt.into(),
+            sampling: Arc::new(sampling),
+            stop,
+            lane: None,
+            session: None,
+        };
         let (sender, events) = mpsc::channel();
         self.running.host.submit(request, Box::new(move |event| drop(sender.send(event))))?;
         Ok((id, events))

@@ -1,7 +1,9 @@
 //! From arguments to a running host: model found and opened, layout checked, memory planned, ranks
 //! started.
 
-use crate::args::{ActivationsArg, DummyType, EngineArgs, IsaArg, KvCacheDType, LoadBalanceArg, MoeExchangeArg};
+use crate::args::{
+    ActivationsArg, DummyType, EngineArgs, IsaArg, KvCacheDType, LoadBalanceArg, MoeExchangeArg,
+};
 use crate::models;
 use crate::text::Text;
 use anyhow::{Context, Result, bail, ensure};
@@ -11,13 +13,13 @@ use atom_engine::SchedulerConfig;
 use atom_group::{Alignment, Lattice, LatticeArgs, Patience, Policy};
 use atom_model::{ExchangeChoice, ExpertLayout};
 use atom_ops::{Backend, KvDType};
-use atom_rank::{Host, HostConfig, LoadBalance, Progress};
+use atom_rank::{Host, HostConfig, Link, LinkArgs, LoadBalance, Progress};
 use atom_weights::{Checkpoint, DType, ModelConfig};
 use std::collections::BTreeSet;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// A model that computes.
 pub(crate) struct Running {
@@ -42,7 +44,8 @@ pub(crate) fn launch(args: &EngineArgs) -> Result<Running> {
     tracing::info!("{served_name}: {}", checkpoint.description());
     refuse_unused_layers(&checkpoint)?;
     let threads = Threads::new(args)?;
-    let config = host_config(args, &checkpoint, &text, &threads)?;
+    let mut config = host_config(args, &checkpoint, &text, &threads)?;
+    config.link = link(args, &config, &checkpoint)?;
     let (isa, per_rank, share) = (args.isa.map(isa), threads.per_rank, Arc::new(WeightShare::new()));
     let activations = match args.activations {
         ActivationsArg::Int8 => Activations::Int8,
@@ -64,7 +67,10 @@ pub(crate) fn launch(args: &EngineArgs) -> Result<Running> {
 fn open(args: &EngineArgs) -> Result<(String, Arc<Checkpoint>)> {
     let Some(dummy) = args.load_dummy else {
         let model = models::resolve(&args.model, &args.source)?;
-        return Ok((model.served_name, Arc::new(Checkpoint::open(&model.path).context("opening the model")?)));
+        return Ok((
+            model.served_name,
+            Arc::new(Checkpoint::open(&model.path).context("opening the model")?),
+        ));
     };
     let folder = Path::new(&args.model);
     ensure!(
@@ -80,7 +86,8 @@ fn open(args: &EngineArgs) -> Result<(String, Arc<Checkpoint>)> {
         DummyType::Q40 => DType::Q4_0,
         DummyType::Q41 => DType::Q4_1,
     };
-    let name = folder.canonicalize()?.file_name().map_or_else(|| "dummy".into(), |n| n.to_string_lossy().into());
+    let name =
+        folder.canonicalize()?.file_name().map_or_else(|| "dummy".into(), |n| n.to_string_lossy().into());
     tracing::warn!("--load-dummy: the weights are random, and so will be the answers");
     Ok((name, Arc::new(Checkpoint::dummy(folder, dtype).context("making a model of random weights")?)))
 }
@@ -193,6 +200,7 @@ fn host_config(
     Ok(HostConfig {
         mesh,
         experts: expert_layout(args),
+        link: None,
         lattice: Arc::new(lattice),
         scheduler: SchedulerConfig {
             pages,
@@ -222,6 +230,54 @@ fn host_config(
         policy: policy(args)?,
         step_trace: args.step_trace.clone(),
     })
+}
+
+/// Meets the other hosts. Whoever was started for another mesh, model or policy is refused before any step.
+fn link(args: &EngineArgs, config: &HostConfig, checkpoint: &Checkpoint) -> Result<Option<Arc<Link>>> {
+    let &EngineArgs { nodes, node_rank: node, .. } = args;
+    if nodes == 1 {
+        ensure!(
+            args.master.is_none() && node == 0,
+            "--master and --node-rank are for several hosts; add --nodes N or leave them out"
+        );
+        return Ok(None);
+    }
+    let Some(master) = args.master.clone() else {
+        bail!("--nodes {nodes} needs --master NAME:PORT of host 0")
+    };
+    let mesh = &config.mesh;
+    ensure!(
+        node < nodes,
+        "--node-rank {node} of --nodes {nodes}: they count from 0 to {}",
+        nodes.saturating_sub(1)
+    );
+    ensure!(
+        mesh.groups() == 1 && mesh.lanes() > 1,
+        "--nodes {nodes} deals the lanes of one group to hosts: use -tp N --enable-dp-attention. Replicas (-dp) share \
+         nothing; start a server for each"
+    );
+    ensure!(
+        mesh.lanes().is_multiple_of(nodes),
+        "{} lanes can't be dealt evenly to --nodes {nodes}",
+        mesh.lanes()
+    );
+    let parts = format!(
+        "{} {:?} {:?} {:?} {:?} {} {} {:?}",
+        env!("CARGO_PKG_VERSION"),
+        mesh,
+        config.experts,
+        config.kv_dtype,
+        args.activations,
+        checkpoint.description(),
+        checkpoint.total_bytes(),
+        config.scheduler.page_size,
+    );
+    // FNV-1a: the same in every process.
+    let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    let fingerprint = parts.bytes().fold(config.first_state().hash(), mix);
+    tracing::info!("host {node} of {nodes}: meeting the others at {master}");
+    let args = LinkArgs { nodes, node, master, fingerprint, patience: MEET_WITHIN };
+    Ok(Some(Arc::new(Link::connect(&args)?)))
 }
 
 /// Knobs of the prefill delayer are environment variables, as users of ATOM know them.
@@ -334,6 +390,8 @@ fn progress(ranks: usize) -> Arc<Progress> {
     })
 }
 
+/// Hosts are started by hand or by a scheduler that may take its time.
+const MEET_WITHIN: Duration = Duration::from_secs(300);
 /// A matrix that every family has, in the type that its weights have.
 const TYPICAL_MATRIX: &str = "model.layers.0.self_attn.o_proj.weight";
 /// A step should keep a decoding neighbour waiting for less than half a second.

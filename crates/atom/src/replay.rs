@@ -10,10 +10,12 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     let to = args.to.unwrap_or(u64::MAX);
     ensure!(args.from <= to, "--from {} is after --to {to}: no step is shown", args.from);
     let trace = std::fs::read(&args.file).with_context(|| format!("reading {}", args.file.display()))?;
-    let replayed = Replayed::new(&trace, &(args.from..=to)).with_context(|| args.file.display().to_string())?;
+    let replayed =
+        Replayed::new(&trace, &(args.from..=to)).with_context(|| args.file.display().to_string())?;
     say(&replayed)?;
     if let Some(path) = &args.svg {
-        std::fs::write(path, replayed.svg()?).with_context(|| format!("--svg: writing {}", path.display()))?;
+        std::fs::write(path, replayed.svg()?)
+            .with_context(|| format!("--svg: writing {}", path.display()))?;
     }
     if let Some(mismatch) = replayed.mismatch {
         return Err(mismatch.into());

@@ -58,14 +58,14 @@ async fn stop(host: Arc<atom_rank::Host>) {
         return tracing::error!("can't listen for signals; stopping");
     };
     let lost = async {
-        while host.health().fault.is_none() {
+        while host.health().fault.is_none() && !host.has_ended() {
             tokio::time::sleep(FAULT_LOOK_EVERY).await;
         }
     };
     tokio::select! {
         _ = terminate.recv() => tracing::info!("SIGTERM"),
         _ = interrupt.recv() => tracing::info!("interrupted; once more ends at once"),
-        () = lost => tracing::error!("a rank was lost; stopping"),
+        () = lost => tracing::error!("a rank was lost, or another host was told to stop; stopping"),
     }
     // Whoever presses Ctrl-C again does not want to wait for running requests.
     tokio::spawn(async move {

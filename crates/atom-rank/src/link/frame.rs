@@ -10,8 +10,16 @@ use std::io::{self, Read};
 
 /// What comes from another host.
 pub(super) enum Frame<'a> {
-    Facts { lane: usize, facts: Facts },
-    Cell { member: usize, round: u64, values: Floats<'a>, counts: Counts<'a> },
+    Facts {
+        lane: usize,
+        facts: Facts,
+    },
+    Cell {
+        member: usize,
+        round: u64,
+        values: Floats<'a>,
+        counts: Counts<'a>,
+    },
     Heartbeat,
     /// All ranks of the host have loaded.
     Ready,

@@ -41,7 +41,9 @@ pub enum LinkError {
         source: io::Error,
     },
     /// Somebody stayed away.
-    #[error("after {waited:?} {missing} of {nodes} hosts have not come to {master}; start them with the same --master")]
+    #[error(
+        "after {waited:?} {missing} of {nodes} hosts have not come to {master}; start them with the same --master"
+    )]
     Missing {
         /// How long.
         waited: Duration,
@@ -197,7 +199,8 @@ fn greet(stream: &mut TcpStream, ours: &Hello, args: &LinkArgs) -> Result<(), Li
         Ok(Some(theirs)) if theirs.fits(ours) => Ok(()),
         Ok(Some(theirs)) => Err(unfit(&theirs, ours)),
         Ok(None) => {
-            let source = io::Error::new(io::ErrorKind::InvalidData, "whoever listens there is no host of a mesh");
+            let source =
+                io::Error::new(io::ErrorKind::InvalidData, "whoever listens there is no host of a mesh");
             Err(failed("greeting another host", source))
         }
         Err(source) => Err(failed("greeting another host", source)),

@@ -9,7 +9,11 @@ fn frames(bytes: &[u8]) -> Vec<String> {
         seen.push(match frame {
             Frame::Facts { lane, facts } => format!("facts {lane} {facts:?}"),
             Frame::Cell { member, round, values, counts } => {
-                format!("cell {member} {round} {:?} {:?}", values.collect::<Vec<_>>(), counts.collect::<Vec<_>>())
+                format!(
+                    "cell {member} {round} {:?} {:?}",
+                    values.collect::<Vec<_>>(),
+                    counts.collect::<Vec<_>>()
+                )
             }
             Frame::Heartbeat => "beat".into(),
             Frame::Ready => "ready".into(),

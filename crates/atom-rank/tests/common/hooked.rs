@@ -1,9 +1,7 @@
 //! A backend whose steps a test looks into, or spoils.
 
 use atom_base::ScoredToken;
-use atom_ops::{
-    Backend, Collectives, ExpertRows, OpsError, Recording, Reserve, Slice, StepInputs, Weight,
-};
+use atom_ops::{Backend, Collectives, ExpertRows, OpsError, Recording, Reserve, Slice, StepInputs, Weight};
 use atom_weights::Tensor;
 
 /// What a test does around the calls of a rank's thread.

@@ -91,8 +91,10 @@ impl World {
         ops.embed(logits, logit_rows);
         ops.route(logit_rows, None, &Arc::new(route), routes);
         let extent = if self.lanes() == 1 { Extent::Rows } else { Extent::GroupRows };
-        let (inner, gated) = (ops.buffer(extent, self.top_k * 2 * WIDTH), ops.buffer(extent, self.top_k * WIDTH));
-        let spec = Arc::new(ExpertSpec { top_k: self.top_k, first: held.start, held: held.len(), width: WIDTH });
+        let (inner, gated) =
+            (ops.buffer(extent, self.top_k * 2 * WIDTH), ops.buffer(extent, self.top_k * WIDTH));
+        let spec =
+            Arc::new(ExpertSpec { top_k: self.top_k, first: held.start, held: held.len(), width: WIDTH });
         let mut seen = None;
         if self.lanes() == 1 {
             ops.expert_sums((x_rows, routes), weights, &spec, (inner, gated), out);
