@@ -47,7 +47,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         file: "crates/atom-group/src/hold.rs",
         find: "        if self.steps >= self.limit(knobs) {\n            return Some(Release::Limit);\n        }\n",
         replace: "",
-        test: group("hold::tests::b_31_no_hold_is_longer_than_thirty_steps_or_without_decode"),
+        test: group("hold::tests::each_reason_ends_a_hold_when_its_time_has_come"),
     },
     Mutant {
         name: "pause-decided-by-one-lane",
