@@ -57,13 +57,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         test: group("shape::tests::b_19_a_pause_is_everybodys_or_nobodys"),
     },
     Mutant {
-        name: "end-decided-by-one-lane",
-        file: "crates/atom-group/src/settle.rs",
-        find: "if idle && all(FactsFlags::EXIT) {",
-        replace: "if idle && facts.iter().any(|f| f.flags.has(FactsFlags::EXIT)) {",
-        test: group("settle::tests::a_group_ends_when_all_ask_and_nobody_has_work"),
-    },
-    Mutant {
         name: "one-idle-lane-parks-all",
         file: "crates/atom-group/src/settle.rs",
         find: "let idle = facts.iter().all(",
@@ -169,6 +162,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         test: TWO_LANES,
     },
     Mutant {
+        name: "end-decided-by-one-lane",
+        file: "crates/atom-group/src/settle.rs",
+        find: "if idle && all(FactsFlags::EXIT) {",
+        replace: "if idle && facts.iter().any(|f| f.flags.has(FactsFlags::EXIT)) {",
+        test: TWO_LANES,
+    },
+    Mutant {
         name: "decode-cut-under-all-events",
         file: "crates/atom-group/src/settle.rs",
         find: "grant.decode_rows = f.decode_rows.min(cap);",
@@ -197,8 +197,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         ),
         test: Test {
             package: "atom-sim",
-            target: "preemption",
-            name: "preemption_before_any_two_steps_loses_and_repeats_nothing",
+            target: "scheduler",
+            name: "an_oversubscribed_cache_preempts_and_everybody_finishes",
         },
     },
     Mutant {
