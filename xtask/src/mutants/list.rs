@@ -47,7 +47,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         file: "crates/atom-group/src/hold.rs",
         find: "        if self.steps >= self.limit(knobs) {\n            return Some(Release::Limit);\n        }\n",
         replace: "",
-        test: group("hold::tests::b_31_no_hold_is_longer_than_thirty_steps_or_without_decode"),
+        test: group("hold::tests::each_reason_ends_a_hold_when_its_time_has_come"),
     },
     Mutant {
         name: "pause-decided-by-one-lane",
@@ -55,13 +55,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         find: "if all(FactsFlags::PAUSE) && ",
         replace: "if facts.iter().any(|f| f.flags.has(FactsFlags::PAUSE)) && ",
         test: group("shape::tests::b_19_a_pause_is_everybodys_or_nobodys"),
-    },
-    Mutant {
-        name: "end-decided-by-one-lane",
-        file: "crates/atom-group/src/settle.rs",
-        find: "if idle && all(FactsFlags::EXIT) {",
-        replace: "if idle && facts.iter().any(|f| f.flags.has(FactsFlags::EXIT)) {",
-        test: group("settle::tests::a_group_ends_when_all_ask_and_nobody_has_work"),
     },
     Mutant {
         name: "one-idle-lane-parks-all",
@@ -169,6 +162,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         test: TWO_LANES,
     },
     Mutant {
+        name: "end-decided-by-one-lane",
+        file: "crates/atom-group/src/settle.rs",
+        find: "if idle && all(FactsFlags::EXIT) {",
+        replace: "if idle && facts.iter().any(|f| f.flags.has(FactsFlags::EXIT)) {",
+        test: TWO_LANES,
+    },
+    Mutant {
         name: "decode-cut-under-all-events",
         file: "crates/atom-group/src/settle.rs",
         find: "grant.decode_rows = f.decode_rows.min(cap);",
@@ -197,8 +197,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         ),
         test: Test {
             package: "atom-sim",
-            target: "preemption",
-            name: "preemption_before_any_two_steps_loses_and_repeats_nothing",
+            target: "scheduler",
+            name: "an_oversubscribed_cache_preempts_and_everybody_finishes",
         },
     },
     Mutant {

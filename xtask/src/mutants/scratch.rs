@@ -58,16 +58,21 @@ impl Scratch {
 
     /// Runs one test for so long at the most.
     pub(crate) fn run(&self, program: &Path, test: Test, limit: Duration) -> Result<Outcome> {
+        let said = self.folder.join("said");
         let mut child = Command::new(program)
             .current_dir(self.tree().join("crates").join(test.package))
             .args(["--exact", test.name])
-            .stdout(Stdio::null())
+            .stdout(std::fs::File::create(&said)?)
             .stderr(Stdio::null())
             .spawn()
             .with_context(|| format!("starting {}", program.display()))?;
         let start = Instant::now();
         loop {
             if let Some(status) = child.try_wait()? {
+                // A name that matches no test would pass whatever is broken.
+                if !std::fs::read_to_string(&said)?.contains("running 1 test") {
+                    bail!("{} has no test {}", program.display(), test.name);
+                }
                 return Ok(if status.success() { Outcome::Passed } else { Outcome::Failed });
             }
             if start.elapsed() > limit {
