@@ -22,11 +22,17 @@ enum Fault {
     Panic,
     Error,
     /// Says that it is there and waits for the word to go on.
-    Wait(Arc<(Mutex<Sender<()>>, Mutex<Receiver<()>>)>),
+    Wait(Arc<Gate>),
     /// In the recording after the first ones of the start.
     Recording,
     /// The rank in its place can't load.
     Replacement,
+}
+
+/// Where a rank waits: it says that it is there, and hears when to go on.
+struct Gate {
+    arrived: Mutex<Sender<()>>,
+    word: Mutex<Receiver<()>>,
 }
 
 struct Faulty {
@@ -57,9 +63,9 @@ impl Hooks for Faulty {
             Fault::Error | Fault::Replacement => return Err(OpsError::Device("injected".into())),
             Fault::Recording => {}
             Fault::Wait(gate) => {
-                gate.0.lock().unwrap().send(()).unwrap();
+                gate.arrived.lock().unwrap().send(()).unwrap();
                 // An error means that the test is over.
-                let _ = gate.1.lock().unwrap().recv();
+                let _ = gate.word.lock().unwrap().recv();
             }
         }
         Ok(())
@@ -212,7 +218,7 @@ fn a_lane_that_shares_nothing_is_replaced_alone() {
 fn gate() -> (Fault, Receiver<()>, Sender<()>) {
     let (arrived, at_gate) = channel();
     let (go, word) = channel();
-    (Fault::Wait(Arc::new((Mutex::new(arrived), Mutex::new(word)))), at_gate, go)
+    (Fault::Wait(Arc::new(Gate { arrived: Mutex::new(arrived), word: Mutex::new(word) })), at_gate, go)
 }
 
 #[test]

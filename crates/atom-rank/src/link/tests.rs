@@ -96,7 +96,7 @@ fn hosts_that_do_not_fit_refuse_each_other() {
     let master = free_port();
     let other = LinkArgs { fingerprint: 8, ..args(2, 1, &master) };
     for result in connect(vec![args(2, 0, &master), other]) {
-        let error = result.err().expect("refused").to_string();
+        let error = result.expect_err("refused").to_string();
         assert!(error.contains("does not fit") && error.contains("0x0000000000000008"), "{error}");
     }
 }
@@ -105,8 +105,8 @@ fn hosts_that_do_not_fit_refuse_each_other() {
 fn a_host_that_stays_away_is_counted() {
     let master = free_port();
     let alone = LinkArgs { patience: Duration::from_millis(80), ..args(3, 0, &master) };
-    let error = Link::connect(&alone).err().expect("nobody came").to_string();
+    let error = Link::connect(&alone).expect_err("nobody came").to_string();
     assert!(error.contains("2 of 3 hosts have not come"), "{error}");
     let lost = LinkArgs { patience: Duration::from_millis(80), ..args(3, 2, &master) };
-    assert!(Link::connect(&lost).err().expect("nobody is there").to_string().contains(&master));
+    assert!(Link::connect(&lost).expect_err("nobody is there").to_string().contains(&master));
 }
