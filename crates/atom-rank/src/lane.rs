@@ -12,6 +12,7 @@ use crate::stats::Gauges;
 use crate::step_trace::StepTrace;
 use atom_base::{RequestId, Seat, StepNo};
 use atom_engine::{Event, Scheduler};
+use atom_group::machine::Calls;
 use atom_group::{
     Activity, Bucket, Divergence, ExchangeError, ExitCause, Facts, FactsFlags, Grants, GroupState, GroupStep,
     Prefill, StepNote, WaitError, settle,
@@ -42,8 +43,8 @@ pub(crate) struct Lane {
     order: u64,
     /// To lanes on other hosts.
     link: Option<Arc<Link>>,
-    /// What this lane last asked of the group.
-    asked_pause: bool,
+    /// What this lane last told the group of what the outside wants.
+    told: FactsFlags,
     /// No recording is kept: every step makes its own.
     eager: bool,
     fail_on_eager: bool,
@@ -119,7 +120,7 @@ impl Lane {
             last_replay_us: 0,
             order: 0,
             link: config.link.clone(),
-            asked_pause: false,
+            told: FactsFlags::default(),
             eager: config.enforce_eager,
             fail_on_eager: config.fail_on_eager,
             step_trace: step_trace.map(|trace| (trace, usize::from(seat.group))),
@@ -146,8 +147,10 @@ impl Lane {
     /// Runs until the group ends.
     pub(crate) fn run(&mut self) -> Result<(), RankError> {
         loop {
+            // The wish to leave first, then the mail: who asks to leave has taken in what came before.
+            let calls = self.calls();
             self.take_mail();
-            let step = self.exchange()?;
+            let step = self.exchange(calls)?;
             match step {
                 GroupStep::Park => self.park()?,
                 GroupStep::Record(bucket) => self.record(bucket)?,
@@ -210,16 +213,19 @@ impl Lane {
         self.outbox.post(&mut self.events);
     }
 
-    fn exchange(&mut self) -> Result<GroupStep, RankError> {
+    /// What the outside wants of this lane.
+    fn calls(&self) -> Calls {
+        Calls {
+            mail: !self.lane().mailbox.is_empty(),
+            exit: self.group.exit.load(Ordering::SeqCst),
+            pause: self.group.paused.load(Ordering::SeqCst),
+        }
+    }
+
+    fn exchange(&mut self, calls: Calls) -> Result<GroupStep, RankError> {
         let want = self.scheduler.want(self.now_ms()).facts();
-        let mut flags = want.flags;
-        if self.group.exit.load(Ordering::SeqCst) {
-            flags = flags.with(FactsFlags::EXIT);
-        }
-        self.asked_pause = self.group.paused.load(Ordering::SeqCst);
-        if self.asked_pause {
-            flags = flags.with(FactsFlags::PAUSE);
-        }
+        self.told = calls.flags();
+        let flags = want.flags.with(self.told);
         let mine = Facts {
             step: self.state.next_step(),
             state_hash: self.state.hash(),
@@ -257,11 +263,7 @@ impl Lane {
 
     fn park(&mut self) -> Result<(), RankError> {
         self.note(Activity::Parked, Duration::MAX);
-        let (lane, group) = (self.lane(), &self.group);
-        let wake = || {
-            let resumed = self.asked_pause && !group.paused.load(Ordering::SeqCst);
-            resumed || !lane.mailbox.is_empty() || group.exit.load(Ordering::SeqCst)
-        };
+        let wake = || self.calls().wake(self.told);
         self.form().exchange.park(self.lane_in_group, self.state.next_step(), wake)?;
         Ok(())
     }
