@@ -210,6 +210,20 @@ fn an_answer_has_the_same_bits_whatever_the_other_lanes_do() {
     }
 }
 
+/// Outputs of experts are weighted and added at home in the order of experts, as a single rank does it.
+#[test]
+fn dispatched_experts_give_the_bits_of_one_rank() {
+    for name in ["qwen3_moe", "glm4_moe", "minimax_m2"] {
+        let probe = || request(&prompt(51, 45), 30, penalised(4));
+        let alone = ask(&Setup::default().start(&tiny(name)), probe());
+        for lanes in [2, 4, 8] {
+            let setup = Setup { mesh: mesh(lanes, 1, true), experts: layouts()[1], ..Setup::default() };
+            let answer = ask(&setup.start(&tiny(name)), on(lanes - 1, probe()));
+            assert_eq!(answer.bits(), alone.bits(), "{name} on {lanes} ranks");
+        }
+    }
+}
+
 /// `--enforce-eager`: the same bits by the same code, and every step of it counted.
 #[test]
 fn eager_steps_give_the_same_bits_and_are_counted() {
