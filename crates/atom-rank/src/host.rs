@@ -1,6 +1,5 @@
 //! The process side: starts the ranks, takes requests, answers questions, stops everything.
 
-use crate::balance::{Balancer, LoadBalance};
 use crate::mail::Mail;
 use crate::outbox::EventSink;
 use crate::shared::{GroupShared, HostShared, LaneShared};
@@ -8,7 +7,7 @@ use crate::starter::Starter;
 use crate::stats::{Health, LaneStats};
 use crate::supervisor::{RankThread, RankThreads, Report, Supervisor};
 use atom_base::{Mesh, RequestId, Seat};
-use atom_engine::{EngineLimits, Refusal, Request, SchedulerConfig};
+use atom_engine::{Balancer, EngineLimits, LoadBalance, Refusal, Request, SchedulerConfig};
 use atom_group::{Lattice, Patience, Policy};
 use atom_model::{ExpertLayout, ModelError};
 use atom_ops::{Backend, KvDType, OpsError};

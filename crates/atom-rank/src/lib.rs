@@ -14,7 +14,6 @@
 
 #![forbid(unsafe_code)]
 
-mod balance;
 mod board;
 mod collectives;
 mod device;
@@ -28,7 +27,7 @@ mod starter;
 mod stats;
 mod supervisor;
 
-pub use balance::LoadBalance;
+pub use atom_engine::LoadBalance;
 pub use host::{Host, HostConfig, HostError, Progress};
 pub use outbox::EventSink;
 pub use stats::{Health, LaneHealth, LaneStats};

@@ -16,6 +16,13 @@
 //!   preemptions, late lanes, lane faults, and the calamities that end a group;
 //! * [`run_seeds`]: many worlds and one [`Report`]. A failing seed says how to repeat it.
 //!
+//!
+//! Beside the worlds, which look for faults, there is load, which looks for time:
+//!
+//! * [`run_load`]: requests on a group of up to 1,024 lanes, dealt by the shipped balancer, and a
+//!   [`LoadReport`] of throughput, waiting, padding and alignment;
+//! * [`StepCost`]: what a step takes there, and [`fit`]: its parameters from measured steps.
+//!
 //! ```
 //! use atom_sim::{WorldArgs, WorldOptions, run_seeds};
 //! let options = WorldOptions::new(WorldArgs { lanes: 2, requests: 8, ..WorldArgs::default() })?;
@@ -29,10 +36,12 @@
 #![forbid(unsafe_code)]
 
 mod broken;
+mod cost;
 mod device;
 mod dice;
 mod lane;
 mod ledger;
+mod load;
 mod member;
 mod model;
 mod options;
@@ -41,9 +50,11 @@ mod script;
 mod world;
 
 pub use broken::Broken;
+pub use cost::{CostError, Machine, Sample, Spread, StepCost, StepWork, TERMS, fit, pairs};
 pub use device::{FakeDevice, Operation};
 pub use lane::Lane;
 pub use ledger::{Account, Ledger};
+pub use load::{Length, LoadArgs, LoadCounts, LoadError, LoadReport, Recorded, Shape, Source, run_load};
 pub use member::Member;
 pub use model::{Answer, Context, Ending, FakeModel};
 pub use options::{ArgsError, CostModel, WorldArgs, WorldOptions, parse_seeds};
