@@ -190,25 +190,21 @@ impl<K: Copy + Eq + std::hash::Hash, V> Recent<K, V> {
     }
 
     fn insert(&mut self, key: K, value: V) {
-        if self.entries.insert(key, value).is_none() {
-            self.added(key);
+        if self.entries.insert(key, value).is_some() {
+            return;
         }
-    }
-
-    fn find_or_insert(&mut self, key: K, value: impl FnOnce() -> V) -> &mut V {
-        if !self.entries.contains_key(&key) {
-            self.entries.insert(key, value());
-            self.added(key);
-        }
-        self.entries.get_mut(&key).expect("it is there or was put there, and the bound is above one")
-    }
-
-    fn added(&mut self, key: K) {
         self.order.push_back(key);
         if self.order.len() > self.max {
             let oldest = self.order.pop_front().expect("it is longer than its bound");
             self.entries.remove(&oldest);
         }
+    }
+
+    fn find_or_insert(&mut self, key: K, value: impl FnOnce() -> V) -> &mut V {
+        if self.find(&key).is_none() {
+            self.insert(key, value());
+        }
+        self.entries.get_mut(&key).expect("it was there or was put there, as the newest")
     }
 }
 
