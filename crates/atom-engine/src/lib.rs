@@ -3,18 +3,21 @@
 //! * [`Request`] comes in, [`Event`]s go out; [`EngineLimits::check`] refuses what can never run;
 //! * [`Scheduler`]: `want` (no side effect), `commit` (allocates exactly what the group granted, fills a
 //!   [`Plan`]), `apply` (takes in what the step computed);
+//! * [`Balancer`]: which lane a request goes to;
 //! * [`Pages`] and [`Lease`]: ownership of the KV cache, and the prefix cache.
 //!
 //! This crate never sees a pointer, a device, a socket or a clock: time comes in as a number.
 
 #![forbid(unsafe_code)]
 
+mod balance;
 mod pages;
 mod plan;
 mod request;
 mod scheduler;
 mod sequence;
 
+pub use balance::{Balancer, LaneLoad, LoadBalance, Placement};
 pub use pages::{Lease, Pages, Prefix};
 pub use plan::Plan;
 pub use request::{EngineError, EngineLimits, Event, Refusal, Request};

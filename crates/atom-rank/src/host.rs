@@ -1,6 +1,5 @@
 //! The process side: starts the ranks, takes requests, answers questions, stops everything.
 
-use crate::balance::{Balancer, LoadBalance, Placement};
 use crate::link::Link;
 use crate::mail::Mail;
 use crate::outbox::EventSink;
@@ -9,7 +8,7 @@ use crate::starter::Starter;
 use crate::stats::{Health, LaneStats};
 use crate::supervisor::{RankThread, RankThreads, Report, Supervisor};
 use atom_base::{LaneId, Mesh, RequestId, Seat};
-use atom_engine::{EngineLimits, Refusal, Request, SchedulerConfig};
+use atom_engine::{Balancer, EngineLimits, LoadBalance, Placement, Refusal, Request, SchedulerConfig};
 use atom_group::{GroupState, Lattice, Patience, Policy};
 use atom_model::{ExpertLayout, ModelError};
 use atom_ops::{Backend, KvDType, OpsError};

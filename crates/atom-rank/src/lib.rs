@@ -14,7 +14,6 @@
 
 #![forbid(unsafe_code)]
 
-mod balance;
 mod board;
 mod collectives;
 mod device;
@@ -30,7 +29,7 @@ mod stats;
 mod step_trace;
 mod supervisor;
 
-pub use balance::LoadBalance;
+pub use atom_engine::LoadBalance;
 pub use host::{Host, HostConfig, HostError, Progress};
 pub use link::{Link, LinkArgs, LinkError, SILENCE_MAX};
 pub use outbox::EventSink;

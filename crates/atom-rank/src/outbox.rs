@@ -1,9 +1,8 @@
 //! How events leave a lane: through a ring of fixed size to one thread, which hands them to the
 //! requests' sinks. The step allocates nothing and never waits for a reader.
 
-use crate::balance::{LaneLoad, Placement};
 use atom_base::{LaneId, RequestId};
-use atom_engine::{EngineError, Event};
+use atom_engine::{EngineError, Event, LaneLoad, Placement};
 use crossbeam_queue::ArrayQueue;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};

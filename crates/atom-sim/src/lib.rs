@@ -18,6 +18,13 @@
 //! * [`explore`]: small groups in every order of events that there is;
 //! * [`Replayed`]: a step trace, of a world or of a server, settled again, compared and drawn.
 //!
+//!
+//! Beside the worlds, which look for faults, there is load, which looks for time:
+//!
+//! * [`run_load`]: requests on a group of up to 1,024 lanes, dealt by the shipped balancer, and a
+//!   [`LoadReport`] of throughput, waiting, padding and alignment;
+//! * [`StepCost`]: what a step takes there, and [`fit`]: its parameters from measured steps.
+//!
 //! ```
 //! use atom_sim::{WorldArgs, WorldOptions, run_seeds};
 //! let options = WorldOptions::new(WorldArgs { lanes: 2, requests: 8, ..WorldArgs::default() })?;
@@ -31,12 +38,14 @@
 #![forbid(unsafe_code)]
 
 mod broken;
+mod cost;
 mod device;
 mod dice;
 mod drawing;
 pub mod explore;
 mod lane;
 mod ledger;
+mod load;
 mod member;
 mod model;
 mod options;
@@ -49,10 +58,12 @@ mod timeline;
 mod world;
 
 pub use broken::Broken;
+pub use cost::{CostError, Machine, Sample, Spread, StepCost, StepWork, TERMS, fit, pairs};
 pub use device::{FakeDevice, Operation};
 pub use drawing::DrawingError;
 pub use lane::Lane;
 pub use ledger::{Account, Ledger};
+pub use load::{Length, LoadArgs, LoadCounts, LoadError, LoadReport, Recorded, Shape, Source, run_load};
 pub use member::Member;
 pub use model::{Answer, Context, Ending, FakeModel};
 pub use options::{ArgsError, CostModel, WorldArgs, WorldOptions, parse_seeds};

@@ -1,6 +1,6 @@
 //! What kind of worlds are made. Parsed once.
 
-use atom_base::{Span, limits::LANES_MAX};
+use atom_base::limits::LANES_MAX;
 use atom_engine::Plan;
 use atom_group::Bucket;
 use std::ops::Range;
@@ -108,8 +108,7 @@ impl CostModel {
 
     /// Pairs of a row and a position that it reads, itself included.
     pub fn pairs(plan: &Plan) -> u64 {
-        let span = |s: &Span| u64::from(s.rows) * (2 * u64::from(s.start) + u64::from(s.rows) + 1) / 2;
-        plan.spans.iter().map(span).sum()
+        plan.spans.iter().map(crate::cost::pairs).sum()
     }
 }
 

@@ -207,3 +207,26 @@ fn giving_way_allocates_nothing() {
     }
     assert!(gave_way >= 5, "{gave_way}");
 }
+
+/// A group of any size is settled without memory: grants are a rule and no list.
+#[test]
+fn settling_for_1024_lanes_allocates_nothing() {
+    let args = LatticeArgs { rows_max: 512, max_num_seqs: 64, ..LatticeArgs::default() };
+    let lattice = Arc::new(Lattice::new(&args).unwrap());
+    let policy = Policy { alignment: Some(Alignment::default()), step_ms_max: Some(20), ..Policy::default() };
+    let mut state = GroupState::new(lattice, 1024, true).with_policy(policy);
+    let mut facts = vec![Facts::default(); 1024];
+    let mut steps = 0;
+    while steps < 100 {
+        for (lane, f) in facts.iter_mut().enumerate() {
+            let (decode_rows, prefill_rows) = (lane as u32 % 30, if lane % 3 == 0 { lane as u32 } else { 0 });
+            let (step, state_hash) = (state.next_step(), state.hash());
+            *f = Facts { step, state_hash, decode_rows, prefill_rows, replay_us: 900, ..Facts::default() };
+        }
+        let (settled, allocations) = counted(|| settle(&state, &facts));
+        let (next, step) = settled.unwrap();
+        assert_eq!(allocations, 0, "{step:?}");
+        state = next;
+        steps += usize::from(matches!(step, GroupStep::Step { .. }));
+    }
+}

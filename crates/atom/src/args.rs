@@ -40,7 +40,7 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Measure a running server (any with the OpenAI API).
     Bench(BenchArgs),
-    /// Run seeded simulations of the scheduler and the group protocol.
+    /// Simulate the scheduler and the group protocol: seeded worlds that look for faults, or load.
     Sim(SimArgs),
     /// Settle every step of a step trace again, compare, and draw what the groups did.
     Replay(ReplayArgs),
@@ -360,7 +360,11 @@ pub(crate) enum BenchCommand {
 }
 
 #[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct SimArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<SimCommand>,
+
     /// Worlds to run: a range such as 0..1000, or one seed.
     #[arg(long, default_value = "0..1000")]
     pub(crate) seeds: String,
@@ -398,6 +402,14 @@ pub(crate) struct ReplayArgs {
     /// The last step to show [default: the last].
     #[arg(long, value_name = "STEP")]
     pub(crate) to: Option<u64>,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum SimCommand {
+    /// Requests on virtual lanes: throughput, waiting, padding and alignment of a policy, without a device.
+    Load(Box<crate::simulate::LoadFlags>),
+    /// Measure steps of ranks on this machine and fit what `load` takes steps to cost.
+    Calibrate(Box<crate::simulate::CalibrateFlags>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -478,12 +490,12 @@ pub(crate) fn normalise(args: impl IntoIterator<Item = OsString>) -> Vec<OsStrin
     args.into_iter().map(normal).collect()
 }
 
-fn parse_step_ms(text: &str) -> Result<u32, PolicyError> {
+pub(crate) fn parse_step_ms(text: &str) -> Result<u32, PolicyError> {
     Policy::parse_step_ms(text)
 }
 
 /// In thousandths.
-fn parse_padding(text: &str) -> Result<u32, PolicyError> {
+pub(crate) fn parse_padding(text: &str) -> Result<u32, PolicyError> {
     Policy::parse_padding(text)
 }
 

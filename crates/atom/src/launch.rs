@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use atom_base::{Mesh, MeshArgs, Seat, TokenId};
 use atom_cpu::{Activations, CpuBackend, CpuOptions, Isa, WeightShare};
 use atom_engine::SchedulerConfig;
-use atom_group::{Alignment, Lattice, LatticeArgs, Patience, Policy};
+use atom_group::{Alignment, Lattice, LatticeArgs, Patience, Policy, PolicyError};
 use atom_model::{ExchangeChoice, ExpertLayout};
 use atom_ops::{Backend, KvDType};
 use atom_rank::{Host, HostConfig, Link, LinkArgs, LoadBalance, Progress};
@@ -31,6 +31,11 @@ pub(crate) struct Running {
 
 /// Finds, opens, plans, starts; says on standard error what it decided.
 pub(crate) fn launch(args: &EngineArgs) -> Result<Running> {
+    launch_with(args, policy(args)?)
+}
+
+/// The same with a policy that is not the user's.
+pub(crate) fn launch_with(args: &EngineArgs, policy: Policy) -> Result<Running> {
     args.refuse_unbuilt()?;
     let start = Instant::now();
     let (served_name, checkpoint) = open(args)?;
@@ -44,7 +49,7 @@ pub(crate) fn launch(args: &EngineArgs) -> Result<Running> {
     tracing::info!("{served_name}: {}", checkpoint.description());
     refuse_unused_layers(&checkpoint)?;
     let threads = Threads::new(args)?;
-    let mut config = host_config(args, &checkpoint, &text, &threads)?;
+    let mut config = host_config(args, &checkpoint, &text, &threads, policy)?;
     config.link = link(args, &config, &checkpoint)?;
     let (isa, per_rank, share) = (args.isa.map(isa), threads.per_rank, Arc::new(WeightShare::new()));
     let activations = match args.activations {
@@ -64,7 +69,7 @@ pub(crate) fn launch(args: &EngineArgs) -> Result<Running> {
 }
 
 /// The model with its weights, or its shape with random ones.
-fn open(args: &EngineArgs) -> Result<(String, Arc<Checkpoint>)> {
+pub(crate) fn open(args: &EngineArgs) -> Result<(String, Arc<Checkpoint>)> {
     let Some(dummy) = args.load_dummy else {
         let model = models::resolve(&args.model, &args.source)?;
         return Ok((
@@ -149,6 +154,7 @@ fn host_config(
     checkpoint: &Checkpoint,
     text: &Text,
     threads: &Threads,
+    policy: Policy,
 ) -> Result<HostConfig> {
     let model = checkpoint.config();
     let mesh = mesh(args)?;
@@ -213,12 +219,7 @@ fn host_config(
         },
         kv_dtype,
         queue_max: args.max_waiting,
-        load_balance: match args.dp_load_balance {
-            LoadBalanceArg::Work => LoadBalance::Work,
-            LoadBalanceArg::RoundRobin => LoadBalance::RoundRobin,
-            LoadBalanceArg::LeastRequests => LoadBalance::LeastRequests,
-            LoadBalanceArg::LeastTokens => LoadBalance::LeastTokens,
-        },
+        load_balance: load_balance(args.dp_load_balance),
         rank_restarts_max: args.rank_restarts_max,
         enforce_eager: args.enforce_eager,
         fail_on_eager: args.fail_on_eager,
@@ -227,7 +228,7 @@ fn host_config(
         poison: args.poison_padding,
         spins: threads.spins,
         patience: Patience::default(),
-        policy: policy(args)?,
+        policy,
         step_trace: args.step_trace.clone(),
     })
 }
@@ -280,8 +281,17 @@ fn link(args: &EngineArgs, config: &HostConfig, checkpoint: &Checkpoint) -> Resu
     Ok(Some(Arc::new(Link::connect(&args)?)))
 }
 
+pub(crate) fn load_balance(arg: LoadBalanceArg) -> LoadBalance {
+    match arg {
+        LoadBalanceArg::Work => LoadBalance::Work,
+        LoadBalanceArg::RoundRobin => LoadBalance::RoundRobin,
+        LoadBalanceArg::LeastRequests => LoadBalance::LeastRequests,
+        LoadBalanceArg::LeastTokens => LoadBalance::LeastTokens,
+    }
+}
+
 /// Knobs of the prefill delayer are environment variables, as users of ATOM know them.
-fn policy(args: &EngineArgs) -> Result<Policy> {
+fn policy(args: &EngineArgs) -> Result<Policy, PolicyError> {
     let default = Policy::default();
     Ok(Policy {
         alignment: Alignment::parse(|name| std::env::var(name).ok())?,

@@ -21,35 +21,40 @@ pub enum LoadBalance {
 
 /// What is open on a lane: taken and not ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LaneLoad {
+pub struct LaneLoad {
     /// Requests.
-    pub(crate) requests: usize,
+    pub requests: usize,
     /// Their prompt tokens.
-    pub(crate) tokens: usize,
+    pub tokens: usize,
     /// Rows predicted for the prompts of those that have not started.
-    pub(crate) backlog: usize,
+    pub backlog: usize,
 }
 
 /// Where a request goes, and the rows predicted for its prompt there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Placement {
-    pub(crate) lane: LaneId,
-    pub(crate) prefill_rows: usize,
+pub struct Placement {
+    /// Where.
+    pub lane: LaneId,
+    /// Prompt rows that are not expected in that lane's prefix cache.
+    pub prefill_rows: usize,
 }
 
 /// Deals requests to lanes. Remembers which lane saw which prompt's pages and which session; both are
 /// predictions, bounded in number, and a wrong one costs time and nothing else.
-pub(crate) struct Balancer {
+pub struct Balancer {
     rule: LoadBalance,
     /// Rows of the buckets, ascending.
     edges: Box<[usize]>,
     page_size: usize,
     /// Open requests at which a lane takes no more.
     full: usize,
-    pages: Recent<u64, u64>, // hash of a prompt's first pages -> lanes that saw them, a bit each
+    pages: Recent<u64, Lanes>, // hash of a prompt's first pages -> lanes that saw them
     sessions: Recent<u64, LaneId>,
     turn: usize,
 }
+
+/// A set of lanes, a bit each; room for as many as there are.
+type Lanes = Box<[u64]>;
 
 /// A map that forgets the oldest entry when it is full.
 struct Recent<K, V> {
@@ -61,7 +66,7 @@ struct Recent<K, V> {
 impl Balancer {
     /// `edges` are the rows of the lattice's buckets; pages are of `page_size` tokens, or no prompt is
     /// ever found in a cache (`None`). A lane with `full` open requests takes no more.
-    pub(crate) fn new(rule: LoadBalance, edges: Box<[usize]>, page_size: Option<usize>, full: usize) -> Self {
+    pub fn new(rule: LoadBalance, edges: Box<[usize]>, page_size: Option<usize>, full: usize) -> Self {
         let page_size = page_size.unwrap_or(usize::MAX);
         Self {
             rule,
@@ -76,7 +81,7 @@ impl Balancer {
 
     /// Chooses a lane: the one `asked` for, full or not, else the `session`'s, else by the rule. Lanes that
     /// are full are passed over; nothing if all are. `loads[l]` is what lane `l` has open.
-    pub(crate) fn place(
+    pub fn place(
         &mut self,
         loads: &[LaneLoad],
         prompt: &[TokenId],
@@ -96,8 +101,8 @@ impl Balancer {
         }
         let at = usize::from(lane.0);
         for &hash in &hashes {
-            let lanes = self.pages.find(&hash).copied().unwrap_or(0);
-            self.pages.insert(hash, lanes | 1 << at);
+            let none = || vec![0; loads.len().div_ceil(64)].into();
+            self.pages.find_or_insert(hash, none)[at / 64] |= 1 << (at % 64);
         }
         Some(Placement { lane, prefill_rows: self.uncached(prompt.len(), cached[at]) })
     }
@@ -145,15 +150,18 @@ impl Balancer {
     /// For each lane, how many of the prompt's first pages it saw.
     fn cached_pages(&self, hashes: &[u64], lanes: usize) -> Vec<usize> {
         let mut cached = vec![0; lanes];
-        let mut still = u64::MAX;
         for (index, hash) in hashes.iter().enumerate() {
-            still &= self.pages.find(hash).copied().unwrap_or(0);
-            if still == 0 {
-                break;
+            let Some(saw) = self.pages.find(hash) else { break };
+            let mut is_seen = false;
+            for (lane, cached) in cached.iter_mut().enumerate() {
+                // Only who has all pages up to here has use for this one.
+                if *cached == index && saw[lane / 64] >> (lane % 64) & 1 == 1 {
+                    *cached = index + 1;
+                    is_seen = true;
+                }
             }
-            for (lane, cached) in cached.iter_mut().enumerate().filter(|(lane, _)| still >> lane & 1 == 1) {
-                debug_assert!(*cached == index, "lane {lane} has all pages up to here");
-                *cached = index + 1;
+            if !is_seen {
+                break;
             }
         }
         cached
@@ -190,6 +198,13 @@ impl<K: Copy + Eq + std::hash::Hash, V> Recent<K, V> {
             let oldest = self.order.pop_front().expect("it is longer than its bound");
             self.entries.remove(&oldest);
         }
+    }
+
+    fn find_or_insert(&mut self, key: K, value: impl FnOnce() -> V) -> &mut V {
+        if self.find(&key).is_none() {
+            self.insert(key, value());
+        }
+        self.entries.get_mut(&key).expect("it was there or was put there, as the newest")
     }
 }
 
@@ -297,6 +312,21 @@ mod tests {
         assert_eq!(balancer.place(&loads, &prompt(1, 10), asked, Some(77)).unwrap().lane, LaneId(2));
         assert_eq!(balancer.place(&loads, &prompt(2, 10), None, Some(77)).unwrap().lane, LaneId(2));
         assert_ne!(balancer.place(&loads, &prompt(3, 10), None, Some(78)).unwrap().lane, LaneId(2));
+    }
+
+    #[test]
+    fn beginnings_are_found_on_any_of_1024_lanes() {
+        let mut balancer = balancer(LoadBalance::Work);
+        let mut loads = vec![LaneLoad::default(); 1024];
+        for lane in [0, 63, 64, 700, 1023] {
+            let asked = Some(LaneId(lane as u16));
+            let long = prompt(lane, 2000);
+            balancer.place(&loads, &long, asked, None).unwrap();
+            // The lane has work, but less than the prompt would be elsewhere.
+            loads[lane as usize] = LaneLoad { requests: 1, tokens: 2000, backlog: 0 };
+            let placement = balancer.place(&loads, &long, None, None).unwrap();
+            assert_eq!((placement.lane, placement.prefill_rows), (LaneId(lane as u16), 1));
+        }
     }
 
     #[test]
