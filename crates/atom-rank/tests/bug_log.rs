@@ -73,3 +73,12 @@ fn alone(host: &atom_rank::Host, requests: &[Request]) -> Vec<Answer> {
 fn bits(answers: &[Answer]) -> Vec<Vec<(u32, u32)>> {
     answers.iter().map(Answer::bits).collect()
 }
+
+/// Waits until what lanes count is so; a minute is a failure, not a hang.
+fn wait_until(host: &atom_rank::Host, holds: impl Fn(&[atom_rank::LaneStats]) -> bool) {
+    let start = std::time::Instant::now();
+    while !holds(&host.stats()) {
+        assert!(start.elapsed() < std::time::Duration::from_secs(60), "{:?}", host.stats());
+        std::thread::yield_now();
+    }
+}

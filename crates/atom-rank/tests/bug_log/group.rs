@@ -100,7 +100,7 @@ fn b_08_a_rank_that_is_granted_nothing_for_long_stays_in_step() {
 }
 
 /// vllm-project/vllm#49594, #41862: groups with experts deadlocked under load, in some modes. All of ours,
-/// under 32 requests at once, with and without poison, on 2 to 4 ranks: the bits of each request alone.
+/// under 32 requests at once, on 2 to 4 ranks: the bits of each request alone.
 #[test]
 fn b_10_b_11_no_layout_hangs_or_errs_under_32_requests() {
     for (name, ranks) in [("qwen3_moe", 2), ("mixtral", 3), ("minimax_m2", 4)] {
@@ -108,12 +108,15 @@ fn b_10_b_11_no_layout_hangs_or_errs_under_32_requests() {
             let requests = mixed(32, ranks, 16);
             let setup = Setup { poison: false, ..lanes(ranks, experts) };
             let expected = bits(&alone(&setup.start(&tiny(name)), &requests));
-            for poison in [false, true] {
-                let watched = watched(&Setup { poison, ..setup.clone() }, &tiny(name), |_| leave_alone());
+            for (poison, record_all) in [(false, true), (true, true), (true, false)] {
+                let setup = Setup { poison, record_all, ..setup.clone() };
+                let watched = watched(&setup, &tiny(name), |_| leave_alone());
                 let found = bits(&together(&watched.host, &requests));
-                assert!(found == expected, "{name} on {ranks} ranks, {experts:?}, poison {poison}");
+                assert!(found == expected, "{name} on {ranks}, {experts:?}, {poison}, {record_all}");
                 watched.steps();
             }
+            let eager = Setup { enforce_eager: true, poison: true, ..setup }.start(&tiny(name));
+            assert!(bits(&together(&eager, &requests)) == expected, "{name} on {ranks}, {experts:?}, eager");
         }
     }
 }
@@ -220,6 +223,37 @@ fn b_28_32_requests_on_each_of_8_ranks_replay_every_step() {
         assert_eq!((lane.eager_steps, lane.replays, lane.recordings), (0, stats[0].replays, buckets));
     }
     assert_eq!(watched.steps().len() as u64, stats[0].replays);
+}
+
+/// sgl-project/sglang#29942: the buffer of an exchange was sized for fewer rows than a step could bring.
+/// All rows of all lanes are alike, so all of a full step go to the same experts of a layer.
+#[test]
+fn b_32_the_largest_step_may_send_all_of_its_rows_to_one_rank() {
+    for (name, top_k) in [("qwen3_moe", 2), ("glm4_moe", 4)] {
+        for experts in &LAYOUTS[1..] {
+            let watched = watched(&lanes(4, *experts), &tiny(name), |_| leave_alone());
+            for token in 0..12 {
+                let alike: Vec<_> = (0..4).map(|lane| on(lane, greedy(&[token; 64], 1))).collect();
+                // At rest first: a step that has begun would take the first ones with it.
+                rest(&watched.host);
+                watched.host.pause();
+                let pending: Vec<_> = alike.into_iter().map(|r| send(&watched.host, r)).collect();
+                wait_until(&watched.host, |lanes| lanes.iter().all(|lane| lane.counters.waiting > 0));
+                watched.host.resume();
+                assert!(pending.into_iter().all(|pending| pending.wait().tokens.len() == 1));
+            }
+            let steps = watched.steps();
+            let is_full = |ranks: &&Vec<watch::Step>| ranks.iter().all(|step| step.rows == 64);
+            let (mut full, mut most) = (0, 0);
+            for ranks in steps.iter().filter(is_full) {
+                full += 1;
+                most = most.max(ranks.iter().map(|step| step.experts.computed).max().unwrap());
+            }
+            // A layer's choices all on one rank are this many.
+            assert_eq!(full, 12, "{name}: full steps");
+            assert!(most >= 4 * 64 * top_k, "{name} {experts:?}: {most} rows at the most");
+        }
+    }
 }
 
 /// NVIDIA/TensorRT-LLM PR#13900, #13902: one rank had an error with one request and took another way

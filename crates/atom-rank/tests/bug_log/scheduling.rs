@@ -219,6 +219,7 @@ fn b_73_an_abort_at_rest_and_a_refusal_leave_nothing() {
     let host = Host::start(&config, &tiny("qwen3_moe"), setup.cpu(), Arc::new(|_, _, _| {})).unwrap();
     let one = || on(1, greedy(&prompt(1, 40), 60));
     for _ in 0..5 {
+        rest(&host);
         host.pause();
         let pending: Vec<_> = (0..3).map(|_| send(&host, one())).collect();
         for _ in 0..3 {
@@ -234,9 +235,7 @@ fn b_73_an_abort_at_rest_and_a_refusal_leave_nothing() {
     let tight = Setup { pages: 10, ..setup };
     let watched = watched(&tight, &tiny("qwen3_moe"), |_| leave_alone());
     let [older, younger] = [(); 2].map(|()| send(&watched.host, one()));
-    while watched.host.stats()[1].counters.preempted == 0 {
-        std::thread::yield_now();
-    }
+    wait_until(&watched.host, |lanes| lanes[1].counters.preempted > 0);
     watched.host.abort(younger.id);
     assert_all_long(&[older.wait()], 60);
     assert_at_rest(&watched.host);
@@ -312,9 +311,7 @@ fn b_84_a_request_takes_its_steps_and_no_more() {
             .zip(0..)
             .map(|(&len, lane)| send(&watched.host, on(lane, greedy(&prompt(2, len as usize), tokens))))
             .collect();
-        while watched.host.stats().iter().any(|lane| lane.counters.waiting == 0) {
-            std::thread::yield_now();
-        }
+        wait_until(&watched.host, |lanes| lanes.iter().all(|lane| lane.counters.waiting > 0));
         watched.host.resume();
         all.into_iter().for_each(|pending| assert_eq!(pending.wait().tokens.len(), tokens as usize));
         rest(&watched.host);

@@ -7,7 +7,7 @@ use crate::common::{Setup, ask, expert_parallel, mesh, request, rest, tiny};
 use atom_base::{FinishReason, LaneId, RequestId, SamplingParams, Seat, TokenId};
 use atom_engine::{EngineError, Event, Request};
 use atom_group::{Alignment, Patience, Policy};
-use atom_ops::{Backend, KvDType, OpsError, StepInputs};
+use atom_ops::{Backend, ExpertRows, KvDType, OpsError, StepInputs};
 use atom_rank::Host;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -89,8 +89,16 @@ struct Faults {
 #[derive(Clone, Copy)]
 struct Fault {
     rank: u16,
-    panics: bool,
+    how: How,
     replays_left: u32,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum How {
+    Error,
+    Panic,
+    /// When the replay is done, and the other ranks have taken in what it gave.
+    PanicAfter,
 }
 
 struct Faulty {
@@ -98,24 +106,42 @@ struct Faulty {
     faults: Arc<Faults>,
 }
 
-impl Hooks for Faulty {
-    fn before_replay(&mut self, _: usize, _: &StepInputs<'_>) -> Result<(), OpsError> {
+impl Faulty {
+    /// How it fails now, if it does.
+    fn due(&self, is_after: bool) -> Option<How> {
         let mut next = self.faults.next.lock().unwrap();
-        let Some(fault) = next.as_mut().filter(|fault| fault.rank == self.rank) else { return Ok(()) };
+        let fault = next.as_mut().filter(|fault| fault.rank == self.rank)?;
+        if (fault.how == How::PanicAfter) != is_after {
+            return None;
+        }
         if fault.replays_left > 0 {
             fault.replays_left -= 1;
-            return Ok(());
+            return None;
         }
-        let panics = fault.panics;
         self.faults.fired.lock().unwrap().push(self.rank);
-        *next = None;
-        drop(next);
-        if panics {
-            // Without the hook that prints it.
-            std::panic::resume_unwind(Box::new("injected"));
-        }
-        Err(OpsError::Device("injected".into()))
+        next.take().map(|fault| fault.how)
     }
+}
+
+impl Hooks for Faulty {
+    fn before_replay(&mut self, _: usize, _: &StepInputs<'_>) -> Result<(), OpsError> {
+        match self.due(false) {
+            None => Ok(()),
+            Some(How::Error) => Err(OpsError::Device("injected".into())),
+            Some(How::Panic | How::PanicAfter) => panic_quietly(),
+        }
+    }
+
+    fn after_replay(&mut self, _: usize, _: &StepInputs<'_>, _: ExpertRows) {
+        if self.due(true).is_some() {
+            panic_quietly();
+        }
+    }
+}
+
+/// Without the hook that prints it.
+fn panic_quietly() -> ! {
+    std::panic::resume_unwind(Box::new("injected"))
 }
 
 /// Beats with all that happens.
@@ -280,11 +306,11 @@ impl<'a> Load<'a> {
     fn arm(&mut self) {
         let fired = self.faults.fired.lock().unwrap().len() as u64;
         let has_formed = self.host.stats().iter().all(|lane| lane.epoch == fired + 1);
-        let (rank, panics, replays_left) =
-            (self.below(LANES.into()) as u16, self.below(2) == 0, self.below(200));
+        let how = [How::Error, How::Panic, How::PanicAfter][self.below(3) as usize];
+        let (rank, replays_left) = (self.below(LANES.into()) as u16, self.below(200));
         let mut next = self.faults.next.lock().unwrap();
         if has_formed && next.is_none() {
-            *next = Some(Fault { rank, panics, replays_left });
+            *next = Some(Fault { rank, how, replays_left });
         }
     }
 
