@@ -1,5 +1,7 @@
 //! Load in virtual time: conservation, repeatability, and loads whose outcome is arithmetic.
 
+#![allow(clippy::unwrap_used, reason = "the exemption for tests stops at their helper functions")]
+
 use atom_engine::{LoadBalance, SchedulerConfig};
 use atom_group::{Alignment, LatticeArgs, Policy};
 use atom_sim::{Length, LoadArgs, LoadError, LoadReport, Machine, Shape, Source, StepCost, TERMS, run_load};
