@@ -201,13 +201,50 @@ fn a_wrong_start_is_one_clear_line_and_a_failure() {
         &["serve", "--port", "0", "--model", model, "--max-num-batched-tokens", "60000"],
         &["--max-num-batched-tokens 60000", "rows"],
     );
-    refused(&["serve", "--enable-expert-parallel"], &["--enable-expert-parallel is not built yet"]);
+    refused(
+        &["serve", "--port", "0", "--model", model, "--enable-expert-parallel"],
+        &["--enable-expert-parallel has no meaning here", "no experts"],
+    );
+    refused(&["serve", "--port", "0", "--model", model, "--nodes", "2"], &["--nodes 2 needs --master"]);
+    let hosts = ["serve", "--port", "0", "--model", model, "--nodes", "2", "--master", "127.0.0.1:1", "-tp"];
+    refused(&[&hosts[..], &["3"]].concat(), &["-tp N --enable-dp-attention"]);
+    refused(&[&hosts[..], &["3", "--enable-dp-attention"]].concat(), &["3 lanes can't be dealt evenly"]);
+    refused(&["serve", "--model", model, "--load-dummy"], &["config.json", "is none"]);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     refused(&["serve", "--port", &port, "--model", model], &[&port, "--port"]);
     let cut = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("cut.gguf");
     std::fs::write(&cut, &std::fs::read(model).unwrap()[..1_000_000]).unwrap();
     refused(&["serve", "--port", "0", "--model", cut.to_str().unwrap()], &["cut.gguf"]);
+}
+
+/// Two processes, one group: each serves its own lane, and the MLPs of both are split over both.
+#[test]
+fn two_processes_are_one_group_and_a_killed_one_is_named() {
+    let master = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let start = |node: &'static str| {
+        let master = master.clone();
+        std::thread::spawn(move || {
+            let flags = ["-tp", "2", "--enable-dp-attention", "--threads", "2", "--nodes", "2"];
+            Server::start(&[&flags[..], &["--master", &master, "--node-rank", node]].concat())
+        })
+    };
+    let (first, second) = (start("0"), start("1"));
+    let (mut first, mut second) = (first.join().unwrap(), second.join().unwrap());
+    for server in [&first, &second, &first] {
+        assert!(server.chat().contains("Paris"));
+    }
+    let long = json!({"prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": true});
+    let (status, text) = std::thread::scope(|scope| {
+        let answer = scope.spawn(|| first.post("/v1/completions", &long));
+        // Both steps go on while the first request runs: the second host answers, and is gone.
+        assert!(second.chat().contains("Paris"));
+        second.child.kill().unwrap();
+        answer.join().unwrap()
+    });
+    assert_eq!(status, 500, "{text}");
+    assert!(text.contains("host 1"), "{text}");
+    assert!(!first.child.wait().unwrap().success(), "it ends with a failure");
 }
 
 #[test]
