@@ -80,8 +80,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "grants-not-capped-by-the-bucket",
         file: "crates/atom-group/src/settle.rs",
-        find: "if held { 0 } else { f.prefill_rows.min(cap - grant.decode_rows) }",
-        replace: "if held { 0 } else { f.prefill_rows }",
+        find: "facts.prefill_rows.min(self.cap_rows - decode_rows).min(room);",
+        replace: "facts.prefill_rows + 0 * room;",
         test: group("settle::tests::prefill_is_cut_to_what_decode_leaves_of_the_top_bucket"),
     },
     Mutant {
@@ -171,8 +171,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "decode-cut-under-all-events",
         file: "crates/atom-group/src/settle.rs",
-        find: "grant.decode_rows = f.decode_rows.min(cap);",
-        replace: "grant.decode_rows = f.decode_rows.min(1);",
+        find: "let decode_rows = facts.decode_rows.min(self.cap_rows);",
+        replace: "let decode_rows = facts.decode_rows.min(1);",
         test: TWO_LANES,
     },
     Mutant {
