@@ -15,7 +15,7 @@ pub struct Policy {
     /// rows always ride, however long they take; prompts that the bound has left without a row for
     /// [`STARVED_STEPS_MAX`] steps get one, in the smallest bucket that has one to spare (which is
     /// recorded first, at the usual intervals); and making a recording takes as long as it takes
-    /// (`--record-all` makes them before anybody is served).
+    /// (a CPU makes them all before anybody is served).
     pub step_ms_max: Option<u32>,
     /// `--padding-max`, in thousandths of the bucket: prompt chunks are cut to a bucket's edge rather
     /// than padded by more. It bounds the largest lane's padding, which is what a grant can change; a

@@ -252,6 +252,11 @@ impl Host {
         self.shared.draining.store(true, Ordering::SeqCst);
     }
 
+    /// True if lanes of its group are on other hosts.
+    pub fn is_linked(&self) -> bool {
+        self.link.is_some()
+    }
+
     /// Every group stops after the step it is in, once all of its lanes have seen the wish; requests keep
     /// what they have and wait, new ones are taken and wait too.
     pub fn pause(&self) {

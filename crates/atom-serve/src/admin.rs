@@ -34,7 +34,7 @@ async fn only_json(request: Request<Body>, next: Next) -> Result<Response, ApiEr
 /// `POST /admin/pause`: answers when no lane computes any more. Requests keep what they have; new ones
 /// are taken and wait.
 async fn pause(State(server): State<Arc<Server>>) -> Result<Response, ApiError> {
-    server.engine.pause();
+    server.engine.pause().map_err(|reason| ApiError::CantPause { reason })?;
     let at_rest = async {
         while !server.engine.is_at_rest() {
             // Steps take milliseconds, and nobody announces the end of one.

@@ -22,8 +22,9 @@ pub trait Engine: Send + Sync + 'static {
     /// What each lane is doing, and whether that is well.
     fn health(&self) -> Health;
 
-    /// Stops after the step that goes on, once all lanes agree; requests stay and wait.
-    fn pause(&self);
+    /// Stops after the step that goes on, once all lanes agree; requests stay and wait. The reason, if this
+    /// engine can't.
+    fn pause(&self) -> Result<(), &'static str>;
 
     /// Ends a [`pause`](Self::pause).
     fn resume(&self);

@@ -189,9 +189,9 @@ pub(crate) struct EngineArgs {
     pub(crate) fail_on_eager: bool,
 
     /// Times that a group that lost a rank (an error, a panic, a stuck thread) may form again with a new one;
-    /// after that, and at once with 0, the server answers everybody and ends.
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    pub(crate) rank_restarts_max: u32,
+    /// after that, and at once with 0, the server answers everybody and ends [default: 3, and 0 with --nodes].
+    #[arg(long, value_name = "N")]
+    pub(crate) rank_restarts_max: Option<u32>,
 
     /// Fill everything that no result may depend on with NaN, to prove it. Slow; for tests.
     #[arg(long)]

@@ -48,8 +48,12 @@ impl Engine for HostEngine {
         Health { lanes: health.lanes.iter().map(lane).collect(), condition }
     }
 
-    fn pause(&self) {
+    fn pause(&self) -> Result<(), &'static str> {
+        if self.0.is_linked() {
+            return Err("its group is on several hosts, and a pause needs the wish of all lanes");
+        }
         self.0.pause();
+        Ok(())
     }
 
     fn resume(&self) {

@@ -220,7 +220,7 @@ fn host_config(
         kv_dtype,
         queue_max: args.max_waiting,
         load_balance: load_balance(args.dp_load_balance),
-        rank_restarts_max: args.rank_restarts_max,
+        rank_restarts_max: args.rank_restarts_max.unwrap_or(if args.nodes > 1 { 0 } else { RESTARTS_MAX }),
         enforce_eager: args.enforce_eager,
         fail_on_eager: args.fail_on_eager,
         // A recording on a CPU is a list of some hundred operators: microseconds.
@@ -261,6 +261,15 @@ fn link(args: &EngineArgs, config: &HostConfig, checkpoint: &Checkpoint) -> Resu
         mesh.lanes().is_multiple_of(nodes),
         "{} lanes can't be dealt evenly to --nodes {nodes}",
         mesh.lanes()
+    );
+    ensure!(
+        config.rank_restarts_max == 0,
+        "--rank-restarts-max {} is for one process: a group on several hosts ends when it loses a rank",
+        config.rank_restarts_max
+    );
+    ensure!(
+        node == 0 || args.step_trace.is_none(),
+        "--step-trace is written where lane 0 is: give it to host 0"
     );
     let parts = format!(
         "{} {:?} {:?} {:?} {:?} {} {} {:?}",
@@ -400,6 +409,8 @@ fn progress(ranks: usize) -> Arc<Progress> {
     })
 }
 
+/// A loss in a while is bad luck; four are a fault that a new rank has too.
+const RESTARTS_MAX: u32 = 3;
 /// Hosts are started by hand or by a scheduler that may take its time.
 const MEET_WITHIN: Duration = Duration::from_secs(300);
 /// A matrix that every family has, in the type that its weights have.

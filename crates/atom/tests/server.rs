@@ -17,20 +17,15 @@ struct Server {
 
 impl Server {
     fn start(flags: &[&str]) -> Self {
+        let limits = ["--max-model-len", "1024"];
+        Self::start_model(&model::smollm2(), &[&limits, flags].concat())
+    }
+
+    fn start_model(model: &std::path::Path, flags: &[&str]) -> Self {
         let mut child = model::atom()
-            .args([
-                "serve",
-                "--port",
-                "0",
-                "--log",
-                "warn",
-                "--max-model-len",
-                "1024",
-                "--kv-cache-memory",
-                "64MiB",
-            ])
+            .args(["serve", "--port", "0", "--log", "warn", "--kv-cache-memory", "64MiB"])
             .arg("--model")
-            .arg(model::smollm2())
+            .arg(model)
             .args(flags)
             .stdout(Stdio::piped())
             .spawn()
@@ -216,6 +211,79 @@ fn a_wrong_start_is_one_clear_line_and_a_failure() {
     let cut = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("cut.gguf");
     std::fs::write(&cut, &std::fs::read(model).unwrap()[..1_000_000]).unwrap();
     refused(&["serve", "--port", "0", "--model", cut.to_str().unwrap()], &["cut.gguf"]);
+}
+
+/// A mixture's configuration with a tokenizer of single bytes: all that `--load-dummy` needs.
+fn mixture_without_weights() -> std::path::PathBuf {
+    let folder =
+        std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("mixture-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    // The byte-level alphabet: printable bytes are themselves, the others come from 256 up.
+    let is_printable = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
+    let mut others = 256..;
+    let letter =
+        |byte| char::from_u32(if is_printable(byte) { byte } else { others.next().unwrap() }).unwrap();
+    let vocab: serde_json::Map<_, _> = (0..256)
+        .map(letter)
+        .zip(0..)
+        .map(|(letter, id): (char, u32)| (letter.to_string(), json!(id)))
+        .collect();
+    let byte_level =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    let tokenizer = json!({
+        "version": "1.0", "added_tokens": [], "normalizer": null, "post_processor": null,
+        "pre_tokenizer": byte_level, "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    });
+    let config = json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 256,
+        "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 32, "num_experts": 8,
+        "num_experts_per_tok": 2, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 16, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [], "tie_word_embeddings": false,
+    });
+    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    folder
+}
+
+/// DEP4 under load: everybody is answered, every step of every lane is a replay.
+#[test]
+fn a_mixture_on_four_ranks_replays_every_step_under_load() {
+    let folder = mixture_without_weights();
+    let flags =
+        ["--load-dummy", "-tp", "4", "--enable-dp-attention", "--enable-expert-parallel", "--enable-admin"];
+    let server = Server::start_model(&folder, &[&flags[..], &["--max-model-len", "512"]].concat());
+    std::thread::scope(|scope| {
+        for client in 0..24 {
+            let server = &server;
+            scope.spawn(move || {
+                let lane = client % 4;
+                let prompt = "x".repeat(1 + client * 13);
+                let body =
+                    json!({"prompt": prompt, "max_tokens": 40, "data_parallel_rank": lane, "seed": client});
+                let (status, text) = server.post("/v1/completions", &body);
+                assert_eq!(status, 200, "{text}");
+                let answer: Value = serde_json::from_str(&text).unwrap();
+                assert_eq!(answer["usage"]["completion_tokens"], 40, "{text}");
+            });
+        }
+    });
+    let (status, paused) = server.post("/admin/pause", &json!({}));
+    assert_eq!(status, 200, "{paused}");
+    let metrics = server.send("GET", "/metrics", b"").1;
+    let of = |name: &str| -> Vec<f64> {
+        let lines = metrics.lines().filter(|line| line.starts_with(name));
+        lines.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect()
+    };
+    let replays = of("atom_replays_total{");
+    assert!(replays.len() == 4 && replays.iter().all(|&n| n == replays[0] && n >= 40.0), "{replays:?}");
+    assert_eq!(of("atom_eager_steps_total{"), [0.0; 4]);
+    // Every row chose two experts in each of two layers, and every choice was computed by one rank.
+    let sum = |name: &str| of(name).iter().sum::<f64>();
+    assert_eq!(sum("atom_expert_rows_chosen_total{"), 4.0 * sum("atom_rows_total{"));
+    assert_eq!(sum("atom_expert_rows_computed_total{"), sum("atom_expert_rows_chosen_total{"));
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 /// Two processes, one group: each serves its own lane, and the MLPs of both are split over both.

@@ -153,8 +153,9 @@ impl Engine for Fake {
         Health { condition: self.condition.lock().unwrap().clone(), lanes: Vec::new() }
     }
 
-    fn pause(&self) {
+    fn pause(&self) -> Result<(), &'static str> {
         self.paused.store(true, Ordering::SeqCst);
+        Ok(())
     }
 
     fn resume(&self) {
