@@ -14,7 +14,7 @@ use atom_model::{ExpertLayout, ModelError};
 use atom_ops::{Backend, KvDType, OpsError};
 use atom_weights::Checkpoint;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -75,6 +75,8 @@ pub struct Host {
     queue_max: usize,
     ranks: RankThreads,
     link: Option<Arc<Link>>,
+    /// The supervisor watches: groups form, and end, by its word.
+    is_supervised: AtomicBool,
     /// Supervisor and delivery: they end when the ranks have.
     others: Mutex<Vec<JoinHandle<()>>>,
     balancer: Mutex<Balancer>,
@@ -167,6 +169,7 @@ impl Host {
             queue_max: config.queue_max,
             ranks,
             link: config.link.clone(),
+            is_supervised: AtomicBool::new(false),
             others: Mutex::default(),
             balancer: Mutex::new(balancer),
             tracing: Mutex::new(tracing),
@@ -177,6 +180,7 @@ impl Host {
         host.lock_others().extend(supervisor.listen().map_err(HostError::Thread)?);
         host.wait_loaded(&mut supervisor, &reported)?;
         host.lock_others().push(spawn("supervisor", move || supervisor.watch(&reported))?);
+        host.is_supervised.store(true, Ordering::SeqCst);
         host.wait_ready()?;
         Ok(host)
     }
@@ -290,13 +294,19 @@ impl Host {
 
     fn stop(&self) {
         self.drain();
+        if !self.is_supervised.load(Ordering::SeqCst) {
+            // The start failed half way: nobody will form the groups that ranks wait for.
+            self.shared.groups.iter().for_each(|group| group.end("the host could not start"));
+        }
         for group in &self.shared.groups {
             group.exit.store(true, Ordering::SeqCst);
             group.ring();
         }
         let mut left_behind = false;
         // A group that forms again meanwhile has new threads at the end of the list.
-        while let Some(thread) = self.lock_ranks().pop() {
+        loop {
+            // Not locked while waiting: the supervisor adds a thread for a rank that is replaced.
+            let Some(thread) = self.lock_ranks().pop() else { break };
             let group = &self.shared.groups[usize::from(thread.group)];
             let mut given_up = None;
             while !thread.handle.is_finished() {

@@ -186,6 +186,10 @@ impl Lane {
 
     /// Says what the lane does from now on and how long that may take.
     fn note(&self, activity: Activity, patience: Duration) {
+        if self.form().exchange.is_closed() {
+            // The epoch is over; the lane's clock may be another thread's by now.
+            return;
+        }
         let gauges = self.gauges();
         let (now, patience) = (self.now_ms(), patience.as_millis().min(u128::from(u64::MAX)) as u64);
         gauges.deadline_ms.store(now.saturating_add(patience), Ordering::Relaxed);

@@ -128,21 +128,31 @@ impl Link {
         for (node, peer) in self.peers.iter().enumerate() {
             let Some(peer) = peer else { continue };
             let (group, tell, stream) = (Arc::clone(group), tell.clone(), peer.stream.try_clone()?);
+            let each = group.lanes.len() / self.nodes();
+            let own = node * each..(node + 1) * each;
             let body = move || {
-                let mut form = None;
-                let why = read_all(stream, |frame| match (frame, &form) {
-                    (Frame::Ready, _) => {
-                        tell(node, News::Ready);
-                        // What a faster host sends from now on waits until there is a place for it.
-                        form = group.next_form(0).ok();
+                let (mut form, mut is_ready) = (None, false);
+                let why = read_all(stream, |frame| {
+                    match (frame, &form) {
+                        (Frame::Ready, _) if !std::mem::replace(&mut is_ready, true) => {
+                            tell(node, News::Ready);
+                            // What a faster host sends from now on waits until there is a place for it.
+                            form = group.next_form(0).ok();
+                        }
+                        (Frame::Facts { lane, facts }, Some(form)) if own.contains(&lane) => {
+                            form.exchange.deliver(lane, &facts);
+                        }
+                        (Frame::Cell { member, round, values, counts }, Some(form))
+                            if own.contains(&member) =>
+                        {
+                            form.window.deliver(member, round, values, counts);
+                        }
+                        // Without a form the group has ended, and nobody looks any more.
+                        (Frame::Facts { .. } | Frame::Cell { .. }, None) if is_ready => {}
+                        (Frame::Heartbeat | Frame::Bye(_), _) => {}
+                        (Frame::Ready | Frame::Facts { .. } | Frame::Cell { .. }, _) => return Err(NONSENSE),
                     }
-                    (Frame::Facts { lane, facts }, Some(form)) => form.exchange.deliver(lane, &facts),
-                    (Frame::Cell { member, round, values, counts }, Some(form)) => {
-                        form.window.deliver(member, round, values, counts);
-                    }
-                    // Without a form the group has ended, and nobody looks any more.
-                    (Frame::Facts { .. } | Frame::Cell { .. }, None)
-                    | (Frame::Heartbeat | Frame::Bye(_), _) => {}
+                    Ok(())
                 });
                 tell(node, News::Gone(why));
             };
@@ -173,17 +183,21 @@ impl Link {
     }
 
     fn send(&self, write: impl Fn(&mut Vec<u8>)) -> io::Result<()> {
+        let mut failed = Ok(());
         for (node, peer) in self.peers.iter().enumerate() {
             let Some(peer) = peer else { continue };
             let mut out = lock(&peer.out);
             let (stream, buffer) = &mut *out;
             buffer.clear();
             write(buffer);
-            stream.write_all(buffer).map_err(|error| {
-                io::Error::new(error.kind(), format!("host {node} can't be reached: {error}"))
-            })?;
+            if let Err(error) = stream.write_all(buffer) {
+                // Part of a frame may have left: nothing may follow it.
+                let _ = stream.shutdown(Shutdown::Both);
+                let error = io::Error::new(error.kind(), format!("host {node} can't be reached: {error}"));
+                failed = failed.and(Err(error));
+            }
         }
-        Ok(())
+        failed
     }
 }
 
@@ -192,13 +206,17 @@ fn lock(out: &Mutex<(TcpStream, Vec<u8>)>) -> MutexGuard<'_, (TcpStream, Vec<u8>
 }
 
 /// Hands every frame over until the connection ends; says how it did.
-fn read_all(stream: TcpStream, mut take: impl FnMut(Frame<'_>)) -> String {
+fn read_all(stream: TcpStream, mut take: impl FnMut(Frame<'_>) -> Result<(), &'static str>) -> String {
     let mut reader = FrameReader::new(stream);
     loop {
         let start = Instant::now();
         match reader.next() {
             Ok(Some(Frame::Bye(why))) => return format!("it said: {why}"),
-            Ok(Some(frame)) => take(frame),
+            Ok(Some(frame)) => {
+                if let Err(why) = take(frame) {
+                    return why.to_owned();
+                }
+            }
             Ok(None) => return "its connection was closed".into(),
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                 return format!("nothing was heard of it for {:?}", start.elapsed());
@@ -208,6 +226,8 @@ fn read_all(stream: TcpStream, mut take: impl FnMut(Frame<'_>)) -> String {
     }
 }
 
+/// What a peer did that brings facts or rows of lanes that are not its own, or is ready twice.
+const NONSENSE: &str = "it sent what no host of this group sends";
 /// Beats are this far apart, also while everybody is parked.
 const BEAT_EVERY: Duration = Duration::from_secs(1);
 /// A host that beats every second and was not heard of for so long is gone or cut off.

@@ -295,11 +295,26 @@ impl Form {
                     .map(move |rank| (lane, rank))
             })
             .collect();
+        // A follower that has not carried out an order, beside a leader that has come to the end of it.
+        let of_boards: Vec<_> = self
+            .lanes
+            .iter()
+            .enumerate()
+            .flat_map(|(lane, form)| {
+                let (leader, seats) = (form.board.meeting.number(0), 1..form.board.meeting.seats());
+                seats
+                    .filter(move |&rank| form.board.meeting.number(rank) < leader)
+                    .map(move |rank| (lane, rank))
+            })
+            .collect();
         let lanes = 0..self.lanes.len();
         let leaders = |lanes: Vec<usize>| lanes.into_iter().map(|lane| (lane, 0)).collect::<Vec<_>>();
         let in_window = leaders(behind(lanes.clone(), |lane| self.window.meeting.number(lane)));
         let in_exchange = leaders(behind(lanes, |lane| self.exchange.step_of(lane)));
-        [of_lanes, in_window, in_exchange].into_iter().find(|missing| !missing.is_empty()).unwrap_or_default()
+        [of_lanes, in_window, of_boards, in_exchange]
+            .into_iter()
+            .find(|missing| !missing.is_empty())
+            .unwrap_or_default()
     }
 }
 

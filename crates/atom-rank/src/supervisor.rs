@@ -136,6 +136,9 @@ impl Supervisor {
                 return None;
             }
         };
+        if let Some(link) = &self.starter.config.link {
+            link.say_farewell(&format!("its rank {} could not be loaded: {}", failed.0, failed.1));
+        }
         // Ranks that did load must not wait for this one.
         for group in 0..self.groups.len() {
             self.shared().groups[group].end("another rank could not be loaded");
@@ -160,7 +163,7 @@ impl Supervisor {
                 self.end(usize::from(seat.group), &reason(&seat, &error));
             }
             Report::Host { news: News::Ready, .. } => {
-                if let Some(forming) = &mut self.groups[0].forming {
+                if let Some(forming) = self.groups[0].forming.as_mut().filter(|f| f.hosts > 0) {
                     forming.hosts -= 1;
                     self.form_if_complete(0);
                 }
@@ -184,7 +187,8 @@ impl Supervisor {
                 let Some(form) = self.shared().groups[group].last_form().filter(|f| f.epoch == epoch) else {
                     return;
                 };
-                if self.groups[group].forming.is_some() {
+                // What wakes the others when a group ends is no second loss.
+                if self.groups[group].forming.is_some() || self.shared().groups[group].is_ended() {
                     return;
                 }
                 let missing = form.missing();
@@ -273,7 +277,7 @@ impl Supervisor {
         let is_over = shared.groups[group].is_ended();
         let stopping = shared.groups[group].exit.load(Ordering::SeqCst);
         match self.groups[group].epochs.lose(epoch, loss, stopping) {
-            _ if is_over => self.give_up(group, loss, seats),
+            _ if is_over => {}
             // That epoch is over, but nobody knew that this seat is empty.
             None if self.groups[group].forming.is_some() => self.replace(group, loss, seats, why),
             None => self.lose(group, self.groups[group].epochs.current(), loss, seats, why),
@@ -312,15 +316,16 @@ impl Supervisor {
         }
     }
 
-    /// Takes seats away from their threads. One that is stuck is not counted any more.
+    /// Takes seats away from their threads, once. One that is stuck is not counted any more.
     fn give_up(&mut self, group: usize, loss: Loss, seats: &[Seat]) {
         let ranks_per_lane = self.shared().mesh.ranks_per_lane();
         let local = self.shared().local.clone();
         for seat in seats.iter().filter(|seat| local.contains(&usize::from(seat.lane.0))) {
-            let tenure =
-                &mut self.groups[group].tenures[seat.lane_in_group * ranks_per_lane + seat.rank_in_lane];
+            let tenure = &self.groups[group].tenures[seat.lane_in_group * ranks_per_lane + seat.rank_in_lane];
+            if tenure.is_over() {
+                continue;
+            }
             tenure.end();
-            *tenure = Arc::default();
             if loss == Loss::Stuck {
                 self.left -= 1;
             }
@@ -351,7 +356,8 @@ impl Supervisor {
     fn spawn(&mut self, seat: Seat) -> std::io::Result<()> {
         let ranks_per_lane = self.shared().mesh.ranks_per_lane();
         let place = seat.lane_in_group * ranks_per_lane + seat.rank_in_lane;
-        let tenure = Arc::clone(&self.groups[usize::from(seat.group)].tenures[place]);
+        let tenure = Arc::<Tenure>::default();
+        self.groups[usize::from(seat.group)].tenures[place] = Arc::clone(&tenure);
         let (starter, reports, own) = (Arc::clone(&self.starter), self.reports.clone(), Arc::clone(&tenure));
         let handle = std::thread::Builder::new()
             .name(format!("rank {}", seat.rank))

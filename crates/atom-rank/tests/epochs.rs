@@ -288,6 +288,19 @@ fn a_group_that_keeps_losing_ranks_ends_and_answers_everybody() {
     assert!(host.shutdown().is_err());
 }
 
+/// Ranks that a closed group wakes were taken for further losses, and the supervisor lost count.
+#[test]
+fn a_group_that_ends_while_some_compute_is_counted_once() {
+    for _ in 0..5 {
+        let setup = Setup { rank_restarts_max: 0, ..dep(8) };
+        let host = start(&setup, &[3], 1, Fault::Panic);
+        for (_, _, pending) in send_all(&host, 8) {
+            assert!(matches!(pending.wait().end, Some(Err(EngineError::Rank(_)))));
+        }
+        assert!(host.shutdown().is_err());
+    }
+}
+
 #[test]
 fn a_rank_that_can_not_be_replaced_ends_the_group() {
     let setup = dep(2);

@@ -45,7 +45,13 @@ impl<R: Read> FrameReader<R> {
     /// The next frame; none if the stream ends before one begins.
     pub(super) fn next(&mut self) -> io::Result<Option<Frame<'_>>> {
         let mut head = [0; HEAD];
-        let first = self.stream.read(&mut head)?;
+        let first = loop {
+            match self.stream.read(&mut head) {
+                // A debugger, or a shell that stops and continues us.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                read => break read?,
+            }
+        };
         if first == 0 {
             return Ok(None);
         }
