@@ -274,10 +274,11 @@ impl Supervisor {
     /// Decides about a loss: the group forms again with new threads in the lost seats, or ends.
     fn lose(&mut self, group: usize, epoch: u64, loss: Loss, seats: &[Seat], why: &str) {
         let shared = Arc::clone(self.shared());
-        let is_over = shared.groups[group].is_ended();
+        if shared.groups[group].is_ended() {
+            return;
+        }
         let stopping = shared.groups[group].exit.load(Ordering::SeqCst);
         match self.groups[group].epochs.lose(epoch, loss, stopping) {
-            _ if is_over => {}
             // That epoch is over, but nobody knew that this seat is empty.
             None if self.groups[group].forming.is_some() => self.replace(group, loss, seats, why),
             None => self.lose(group, self.groups[group].epochs.current(), loss, seats, why),

@@ -6,7 +6,8 @@ mod common;
 use atom_base::SamplingParams;
 use atom_engine::Event;
 use atom_group::{TraceReader, TraceRecord};
-use common::{Setup, mesh, request, tiny};
+use atom_model::{ExchangeChoice, ExpertLayout};
+use common::{Setup, expert_parallel, mesh, request, tiny};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -42,16 +43,23 @@ fn a_thousand_steady_steps_allocate_nothing() {
     // One test function: the counter is the process's.
     let trace = std::env::temp_dir().join(format!("atom-allocation-{}.trace", std::process::id()));
     let traced = Some(trace.clone());
-    for (mesh, step_trace) in [
-        (mesh(1, 1, false), None),
-        (mesh(2, 1, false), None),
-        (mesh(2, 1, true), None),
-        (mesh(1, 1, false), traced.clone()),
-        (mesh(2, 1, true), traced),
+    let sliced = ExpertLayout::default();
+    let gathered = ExpertLayout { exchange: ExchangeChoice::Gather, ..expert_parallel() };
+    for (model, mesh, experts, step_trace) in [
+        ("llama", mesh(1, 1, false), sliced, None),
+        ("llama", mesh(2, 1, false), sliced, None),
+        ("llama", mesh(2, 1, true), sliced, None),
+        ("llama", mesh(1, 1, false), sliced, traced.clone()),
+        ("llama", mesh(2, 1, true), sliced, traced),
+        // Slices of experts, whole ones with either exchange, and norms over all heads.
+        ("qwen3_moe", mesh(2, 1, true), sliced, None),
+        ("qwen3_moe", mesh(2, 1, true), gathered, None),
+        ("minimax_m2", mesh(2, 1, true), expert_parallel(), None),
     ] {
         let is_traced = step_trace.is_some();
         let setup = Setup {
             mesh,
+            experts,
             max_model_len: 1200,
             pages: 1200,
             threads: 2,
@@ -59,7 +67,7 @@ fn a_thousand_steady_steps_allocate_nothing() {
             step_trace,
             ..Setup::default()
         };
-        let host = setup.start(&tiny("llama"));
+        let host = setup.start(&tiny(model));
         let (halfway, reached) = mpsc::sync_channel(1);
         let (end, ended) = mpsc::sync_channel(1);
         let mut tokens = 0;
@@ -88,7 +96,7 @@ fn a_thousand_steady_steps_allocate_nothing() {
         let allocations =
             reached.recv_timeout(Duration::from_secs(60)).expect("1,050 tokens within a minute");
         ended.recv_timeout(Duration::from_secs(60)).expect("an end within a minute");
-        assert_eq!(allocations, 0, "{:?}, traced: {is_traced}", setup.mesh);
+        assert_eq!(allocations, 0, "{model} {:?} {experts:?}, traced: {is_traced}", setup.mesh);
         host.shutdown().unwrap();
         if is_traced {
             // A trace that was not written allocates nothing either.
