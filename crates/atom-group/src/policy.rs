@@ -188,7 +188,7 @@ fn share(name: &'static str, text: &str, min: u32, max: u32) -> Result<u32, Poli
 }
 
 /// `--step-ms-max` of groups of several lanes that were not told: without a bound one lane's long prompt makes
-/// all lanes replay its bucket. In simulation 50 ms gave 1.2 to 3 times the throughput of no bound on 4 to 1,024
+/// all lanes replay its bucket. In simulation 50 ms gave 1.2 to 1.9 times the throughput of no bound on 4 to 1,024
 /// lanes; `docs/simulator.md` has the table.
 pub const GROUP_STEP_MS_MAX: u32 = 50;
 
