@@ -8,8 +8,6 @@
 mod common;
 #[path = "../tests/common/soak.rs"]
 mod soak;
-#[path = "../tests/common/spoil.rs"]
-mod spoil;
 
 use std::time::{Duration, Instant};
 

@@ -3,8 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "in tests, also in their helper functions")]
 
 mod common;
-#[path = "common/spoil.rs"]
-mod spoil;
 
 use atom_base::{LaneId, RankId, SamplingParams, StepNo, TokenId};
 use atom_engine::{EngineError, Request};
@@ -12,8 +10,8 @@ use atom_group::Patience;
 use atom_ops::OpsError;
 use atom_rank::{Host, Link, Probe, Stage};
 use common::hosts::{Hosts, start_hosts};
+use common::spoil::{Kind, STAGES, Spoil, Spoiler};
 use common::{Answer, Setup, ask, expert_parallel, mesh, request, rest, send, tiny};
-use spoil::{Kind, STAGES, Spoil, Spoiler};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 

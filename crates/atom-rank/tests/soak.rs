@@ -4,8 +4,6 @@
 mod common;
 #[path = "common/soak.rs"]
 mod soak;
-#[path = "common/spoil.rs"]
-mod spoil;
 
 #[test]
 fn load_with_aborts_preemption_pauses_and_lost_ranks_leaves_every_answer_right() {

@@ -3,15 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "in tests, also in their helper functions")]
 
 mod common;
-#[path = "common/spoil.rs"]
-mod spoil;
 
 use atom_base::{LaneId, SamplingParams, TokenId};
 use atom_engine::{EngineError, Request};
 use atom_group::Patience;
 use atom_rank::{Host, Stage};
+use common::spoil::{Kind, STAGES, Spoil, Spoiled, Spoiler};
 use common::{Setup, ask, expert_parallel, mesh, request, rest, send, tiny};
-use spoil::{Kind, STAGES, Spoil, Spoiled, Spoiler};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;

@@ -3,6 +3,7 @@
 
 pub mod hooked;
 pub mod hosts;
+pub mod spoil;
 pub mod trace;
 
 use atom_base::{

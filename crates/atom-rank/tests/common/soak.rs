@@ -2,8 +2,8 @@
 //! that of the same request alone, and at rests everything must be back where it was.
 #![allow(unreachable_pub, reason = "shared by a test and an example")]
 
+use crate::common::spoil::{Kind, STAGES, Spoil, Spoiled, Spoiler};
 use crate::common::{Setup, ask, expert_parallel, mesh, request, rest, tiny};
-use crate::spoil::{Kind, STAGES, Spoil, Spoiled, Spoiler};
 use atom_base::{FinishReason, LaneId, RequestId, SamplingParams, TokenId};
 use atom_engine::{EngineError, Event, Request};
 use atom_group::{Alignment, Patience, Policy};
@@ -327,6 +327,11 @@ impl<'a> Load<'a> {
             std::thread::yield_now();
         }
         rest(self.host);
+        // Who was stuck finds its seat taken, and ends without leaving anything.
+        self.spoiler.release();
+        while threads() > self.threads {
+            std::thread::yield_now();
+        }
         let (health, stats) = (self.host.health(), self.host.stats());
         assert!(health.fault.is_none() && health.ready, "{health:#?}");
         assert!(health.lanes.iter().all(|lane| lane.step == health.lanes[0].step), "{health:#?}");
@@ -340,11 +345,6 @@ impl<'a> Load<'a> {
             let since = counters.preempted.checked_sub(*last).unwrap_or(counters.preempted);
             self.totals.preempted += since;
             *last = counters.preempted;
-        }
-        // Who was stuck finds its seat taken, and ends.
-        self.spoiler.release();
-        while threads() > self.threads {
-            std::thread::yield_now();
         }
         self.totals.faults = lost.len() as u64;
         self.totals.stuck = lost.iter().filter(|lost| lost.kind == Kind::Stuck).count() as u64;
