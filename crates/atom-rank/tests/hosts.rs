@@ -199,6 +199,37 @@ fn b_23_hosts_wait_for_each_other_without_a_deadline() {
     assert_eq!(ask(&hosts[0], sampled(0, 1, 20, 5)).tokens.len(), 5);
 }
 
+/// A process that died while another one still loaded was missed only when the group met.
+#[test]
+fn a_host_that_dies_while_another_loads_ends_the_start_by_name() {
+    let master = free_port();
+    let connect = move |node: usize| {
+        let patience = Duration::from_secs(60);
+        let args = LinkArgs { nodes: 2, node, master: master.clone(), fingerprint: 1, patience };
+        Arc::new(Link::connect(&args).unwrap())
+    };
+    let (loads, loading) = std::sync::mpsc::channel();
+    let (open, gate) = std::sync::mpsc::channel::<()>();
+    let first = connect.clone();
+    let first = std::thread::spawn(move || {
+        let setup = Setup { link: Some(first(0)), ..dep(2) };
+        let (cpu, gate) = (setup.cpu(), std::sync::Mutex::new(gate));
+        let backend = move |seat: &atom_base::Seat| {
+            loads.send(()).unwrap();
+            // Opened by the end of the test.
+            let _ = gate.lock().unwrap().recv();
+            cpu(seat)
+        };
+        Host::start(&setup.config(), &tiny("qwen3_moe"), backend, Arc::new(|_, _, _| {})).err()
+    });
+    let second = connect(1);
+    loading.recv().unwrap();
+    second.close();
+    let error = first.join().unwrap().expect("it can't start").to_string();
+    assert!(error.contains("host 1 is gone"), "{error}");
+    drop(open);
+}
+
 /// Whichever host is asked, all of them rest, and go on.
 #[test]
 fn a_pause_of_one_host_is_the_groups() {
