@@ -23,14 +23,17 @@ mod lane;
 mod link;
 mod mail;
 mod outbox;
+mod probe;
 mod shared;
 mod starter;
 mod stats;
 mod step_trace;
 mod supervisor;
+mod wish;
 
 pub use atom_engine::LoadBalance;
 pub use host::{Host, HostConfig, HostError, Progress};
 pub use link::{Link, LinkArgs, LinkError, SILENCE_MAX};
 pub use outbox::EventSink;
+pub use probe::{Probe, Stage};
 pub use stats::{Health, LaneHealth, LaneStats};

@@ -50,6 +50,8 @@ pub(crate) struct Supervisor {
     groups: Vec<Watched>,
     /// Threads that hold their seats.
     left: usize,
+    /// The last wish of which other hosts were told that this one rests under it.
+    said_resting: u64,
 }
 
 /// What the supervisor knows of one group.
@@ -98,7 +100,7 @@ impl Supervisor {
         };
         let groups = (0..mesh.groups()).map(group).collect();
         let local = starter.shared.local.clone();
-        let mut supervisor = Self { starter, threads, reports, groups, left: 0 };
+        let mut supervisor = Self { starter, threads, reports, groups, left: 0, said_resting: 0 };
         for seat in mesh.seats().filter(|seat| local.contains(&usize::from(seat.lane.0))) {
             let group = &mut supervisor.groups[usize::from(seat.group)];
             group.forming.as_mut().expect("made so above").loading += 1;
@@ -124,6 +126,7 @@ impl Supervisor {
                 // Not while this very thread holds a sender.
                 Err(RecvTimeoutError::Disconnected) => return,
             }
+            self.say_resting();
         }
     }
 
@@ -168,6 +171,13 @@ impl Supervisor {
                     self.form_if_complete(0);
                 }
             }
+            Report::Host { news: News::Wish(wish), .. } => {
+                self.shared().wishes.hear(&wish);
+                self.shared().ring();
+            }
+            Report::Host { node, news: News::Resting(number) } => {
+                self.shared().wishes.note_resting(node, number);
+            }
             Report::Host { node, news: News::Gone(why) } => {
                 let group = &self.shared().groups[0];
                 // On the way out hosts leave one after the other.
@@ -194,16 +204,19 @@ impl Supervisor {
                 let missing = form.missing();
                 // Nobody is behind: then it is the one who complains that can't go on.
                 let seats = if missing.is_empty() { vec![seat] } else { self.seats_at(group, &missing) };
-                let names: Vec<_> = seats
-                    .iter()
-                    .map(|lost| {
-                        let Sighting { step, activity, .. } = form.exchange.sighting(lost.lane_in_group);
-                        format!("rank {} (lane {}, {activity} at step {step})", lost.rank, lost.lane)
-                    })
-                    .collect();
-                let why = format!("{} did not come; {}", names.join(" and "), reason(&seat, &why));
+                let why = format!("{} did not come; {}", sighted(&form, &seats), reason(&seat, &why));
                 self.lose(group, epoch, Loss::Stuck, &seats, &why);
             }
+        }
+    }
+
+    /// Whoever asked for a pause wants to know when it is complete.
+    fn say_resting(&mut self) {
+        let Some(link) = &self.starter.config.link else { return };
+        if let Some(number) = self.shared().rests_under().filter(|number| *number > self.said_resting) {
+            // As in `Host::wish`.
+            let _ = link.say_resting(number);
+            self.said_resting = number;
         }
     }
 
@@ -227,7 +240,14 @@ impl Supervisor {
     fn form_if_complete(&mut self, number: usize) {
         let group = &mut self.groups[number];
         let Some(forming) = group.forming.take_if(|f| f.loading == 0 && f.hosts == 0) else { return };
-        let form = Form::new(&self.starter.config, group.epochs.current(), &forming.lost);
+        let config = &self.starter.config;
+        let form = Form::new(config, group.epochs.current(), &forming.lost);
+        let now_ms = self.starter.shared.start.elapsed().as_millis() as u64;
+        for lane in &self.starter.shared.groups[number].lanes {
+            // Until the lane says so itself, as it does with all that it begins.
+            let deadline_ms = now_ms.saturating_add(config.patience.first.as_millis() as u64);
+            lane.gauges.deadline_ms.store(deadline_ms, Ordering::Relaxed);
+        }
         if form.epoch > 1 {
             tracing::warn!("group {number} has formed again: epoch {}", form.epoch);
         }
@@ -255,7 +275,7 @@ impl Supervisor {
                     continue;
                 }
                 let sighting = form.exchange.sighting(lane);
-                if matches!(sighting.activity, Activity::Starting | Activity::Parked | Activity::Ended) {
+                if matches!(sighting.activity, Activity::Parked | Activity::Ended) {
                     continue;
                 }
                 let late = now_ms.saturating_sub(parts.gauges.deadline_ms.load(Ordering::Relaxed));
@@ -263,7 +283,10 @@ impl Supervisor {
                     let missing = form.missing();
                     let missing = if missing.is_empty() { vec![(lane, 0)] } else { missing };
                     let seats = self.seats_at(number, &missing);
-                    let why = format!("{sighting} is {late} ms past its deadline");
+                    let late_lane = self.shared().lanes_of(number)[lane];
+                    let names = sighted(&form, &seats);
+                    let why =
+                        format!("{names} did not come; lane {late_lane} is {late} ms past its deadline");
                     self.lose(number, form.epoch, Loss::Stuck, &seats, &why);
                     break;
                 }
@@ -368,6 +391,15 @@ impl Supervisor {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         Ok(())
     }
+}
+
+/// Ranks with what their lanes were last seen doing.
+fn sighted(form: &Form, seats: &[Seat]) -> String {
+    let name = |seat: &Seat| {
+        let Sighting { step, activity, .. } = form.exchange.sighting(seat.lane_in_group);
+        format!("rank {} (lane {}, {activity} at step {step})", seat.rank, seat.lane)
+    };
+    seats.iter().map(name).collect::<Vec<_>>().join(" and ")
 }
 
 /// Health must be red within a second of a deadline.

@@ -48,21 +48,20 @@ impl Engine for HostEngine {
         Health { lanes: health.lanes.iter().map(lane).collect(), condition }
     }
 
-    fn pause(&self) -> Result<(), &'static str> {
-        if self.0.is_linked() {
-            return Err("its group is on several hosts, and a pause needs the wish of all lanes");
-        }
+    fn pause(&self) {
         self.0.pause();
-        Ok(())
     }
 
     fn resume(&self) {
         self.0.resume();
     }
 
+    fn drain(&self) {
+        self.0.drain();
+    }
+
     fn is_at_rest(&self) -> bool {
-        let health = self.0.health();
-        health.paused && health.lanes.iter().all(|lane| lane.activity == Activity::Parked)
+        self.0.is_at_rest()
     }
 
     fn write_metrics(&self, out: &mut String) {
@@ -86,11 +85,13 @@ fn doing(activity: Activity) -> &'static str {
     match activity {
         Activity::Starting => "starting",
         Activity::Parked => "parked",
+        Activity::Wanting => "want",
         Activity::Exchanging => "exchange",
         Activity::Committing => "commit",
         Activity::Recording => "record",
         Activity::Replaying => "replay",
         Activity::Applying => "apply",
+        Activity::Leaving => "leave",
         Activity::Ended => "ended",
     }
 }

@@ -293,13 +293,23 @@ fn two_processes_are_one_group_and_a_killed_one_is_named() {
     let start = |node: &'static str| {
         let master = master.clone();
         std::thread::spawn(move || {
-            let flags = ["-tp", "2", "--enable-dp-attention", "--threads", "2", "--nodes", "2"];
+            let flags =
+                ["-tp", "2", "--enable-dp-attention", "--threads", "2", "--nodes", "2", "--enable-admin"];
             Server::start(&[&flags[..], &["--master", &master, "--node-rank", node]].concat())
         })
     };
     let (first, second) = (start("0"), start("1"));
     let (mut first, mut second) = (first.join().unwrap(), second.join().unwrap());
     for server in [&first, &second, &first] {
+        assert!(server.chat().contains("Paris"));
+    }
+    // A pause is the group's, whichever host is asked.
+    let (status, paused) = second.post("/admin/pause", &json!({}));
+    assert_eq!(status, 200, "{paused}");
+    assert_eq!(first.send("GET", "/health", b"").0, 503);
+    let (status, resumed) = first.post("/admin/resume", &json!({}));
+    assert_eq!(status, 200, "{resumed}");
+    for server in [&second, &first] {
         assert!(server.chat().contains("Paris"));
     }
     let long = json!({"prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": true});
