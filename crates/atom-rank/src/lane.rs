@@ -8,7 +8,7 @@ use crate::link::Link;
 use crate::mail::Mail;
 use crate::outbox::Outbox;
 use crate::shared::{Form, FormLane, GroupShared, LaneShared};
-use crate::stats::Gauges;
+use crate::stats::{EagerCause, Gauges};
 use crate::step_trace::StepTrace;
 use atom_base::{RequestId, Seat, StepNo};
 use atom_engine::{Event, Scheduler};
@@ -45,8 +45,8 @@ pub(crate) struct Lane {
     link: Option<Arc<Link>>,
     /// What this lane last told the group of what the outside wants.
     told: FactsFlags,
-    /// No recording is kept: every step makes its own.
-    eager: bool,
+    /// Why no recording is kept and every step makes its own, if so.
+    eager: Option<EagerCause>,
     fail_on_eager: bool,
     /// Of the group's first lane, with the number of the group.
     step_trace: Option<(Arc<StepTrace>, usize)>,
@@ -121,7 +121,7 @@ impl Lane {
             order: 0,
             link: config.link.clone(),
             told: FactsFlags::default(),
-            eager: config.enforce_eager,
+            eager: config.enforce_eager.then_some(EagerCause::EnforceEager),
             fail_on_eager: config.fail_on_eager,
             step_trace: step_trace.map(|trace| (trace, usize::from(seat.group))),
             group,
@@ -302,17 +302,17 @@ impl Lane {
             }
             self.scheduler.commit(grants.of(&self.facts[self.lane_in_group]), &mut post.plan);
         }
-        let is_eager = self.eager;
-        board.order(self.order, if is_eager { Order::Eager(bucket) } else { Order::Replay(bucket) });
+        let order = if self.eager.is_some() { Order::Eager(bucket) } else { Order::Replay(bucket) };
+        board.order(self.order, order);
         self.note(Activity::Replaying, patience);
         let post = board.post_of(self.order).read().unwrap_or_else(PoisonError::into_inner);
         let start = Instant::now();
-        if is_eager {
+        if let Some(cause) = self.eager {
             if self.fail_on_eager {
-                return Err(RankError::Eager { step: self.state.next_step(), cause: "enforce_eager" });
+                return Err(RankError::Eager { step: self.state.next_step(), cause: cause.name() });
             }
             self.device.record_anew(bucket)?;
-            Gauges::add(&self.gauges().eager_steps, 1);
+            self.gauges().add_eager(cause);
         }
         let (signature, results) = self.device.replay(bucket, &post.plan, &post.group_rows, patience)?;
         let took = start.elapsed();
@@ -321,18 +321,21 @@ impl Lane {
         form.exchange.note(self.lane_in_group, self.state.next_step(), Activity::Applying);
         self.scheduler.apply(&post.plan, results, &mut self.events);
         // Counters first: who sees a request end finds them up to date.
-        self.count(bucket, post.plan.rows(), took);
+        self.count(bucket, post.plan.rows(), &post.group_rows, took);
         self.outbox.post(&mut self.events);
         Ok(())
     }
 
-    fn count(&self, bucket: Bucket, rows: usize, took: Duration) {
+    fn count(&self, bucket: Bucket, rows: usize, granted: &[u32], took: Duration) {
         let gauges = self.gauges();
-        if !self.eager {
+        if self.eager.is_none() {
             Gauges::add(&gauges.replays, 1);
         }
         Gauges::add(&gauges.real_rows, rows as u64);
         Gauges::add(&gauges.padding_rows, (bucket.rows() - rows) as u64);
+        gauges.padding_shares.count(rows, bucket.rows());
+        let fullest = granted.iter().copied().max().unwrap_or(0);
+        gauges.fullest_padding_shares.count(fullest as usize, bucket.rows());
         Gauges::add(&gauges.replay_us, took.as_micros() as u64);
         let experts = self.device.expert_rows();
         Gauges::add(&gauges.expert_rows_chosen, experts.chosen);

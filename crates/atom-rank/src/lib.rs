@@ -24,13 +24,16 @@ mod link;
 mod mail;
 mod outbox;
 mod shared;
+mod shares;
 mod starter;
 mod stats;
 mod step_trace;
 mod supervisor;
 
 pub use atom_engine::LoadBalance;
+pub use collectives::collective_bytes;
 pub use host::{Host, HostConfig, HostError, Progress};
 pub use link::{Link, LinkArgs, LinkError, SILENCE_MAX};
 pub use outbox::EventSink;
-pub use stats::{Health, LaneHealth, LaneStats};
+pub use shares::PaddingShares;
+pub use stats::{EagerCause, EagerSteps, Health, LaneHealth, LaneStats};

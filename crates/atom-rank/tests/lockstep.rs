@@ -9,7 +9,7 @@ use atom_engine::Request;
 use atom_group::{Alignment, Policy};
 use atom_model::{ExchangeChoice, ExpertLayout};
 use atom_ops::Backend;
-use atom_rank::Host;
+use atom_rank::{EagerCause, Host};
 use common::hooked::Hooked;
 use common::trace::{Replayed, Trace, Tracer};
 use common::{Setup, ask, mesh, request, rest, send, tiny};
@@ -23,11 +23,14 @@ fn layouts() -> [ExpertLayout; 3] {
         .map(|(expert_parallel, exchange)| ExpertLayout { expert_parallel, exchange })
 }
 
-/// With prefills of several lanes coalesced, without, and as if there were no such thing.
-fn policies() -> [Policy; 2] {
+/// With prefills of several lanes coalesced, with that switched off as users do it, and as if there were no
+/// policy at all.
+fn policies() -> [Policy; 3] {
+    let off = |name: &str| (name == "ATOM_ENABLE_PREFILL_DELAYER").then(|| "0".to_owned());
     [
         Policy { alignment: Some(Alignment::default()), ..Policy::default() },
-        Policy { alignment: None, ..Policy::default() },
+        Policy { alignment: Alignment::parse(off).unwrap(), ..Policy::default() },
+        Policy::NONE,
     ]
 }
 
@@ -118,6 +121,11 @@ fn decode_rows_ride_the_prefill_bucket_beside_prefilling_and_idle_lanes() {
                 assert_eq!(pending.wait().ids(), *alone, "{experts:?} {policy:?}");
             }
             prefilling.into_iter().for_each(|p| assert_eq!(p.wait().tokens.len(), 2));
+            let held: u64 = host.stats().iter().map(|stats| stats.held_steps).sum();
+            assert!(
+                held == 0 || policy.alignment.is_some(),
+                "{experts:?} {policy:?}: {held} steps were held"
+            );
             let steps = steps(host, &trace);
             assert_lockstep(&steps);
             let rides = |ranks: &&Vec<Replayed>| {
@@ -236,8 +244,9 @@ fn eager_steps_give_the_same_bits_and_are_counted() {
     rest(&host);
     rest(&recorded);
     for (eager, recorded) in host.stats().iter().zip(recorded.stats()) {
-        assert_eq!((eager.replays, recorded.eager_steps), (0, 0));
-        assert_eq!(eager.eager_steps, recorded.replays);
+        assert_eq!((eager.replays, recorded.eager_steps.total()), (0, 0));
+        assert_eq!(eager.eager_steps.by(EagerCause::EnforceEager), recorded.replays);
+        assert_eq!(eager.eager_steps.total(), recorded.replays);
     }
     assert_lockstep(&steps(host, &trace));
 }
