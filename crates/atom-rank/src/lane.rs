@@ -78,8 +78,8 @@ pub(crate) enum RankError {
         "rank {rank} of the lane recorded collectives {theirs:#x}, the lane's first rank {ours:#x}; refused before any replay"
     )]
     Signature { rank: usize, theirs: u64, ours: u64 },
-    #[error("step {step} is no replay (cause: {cause}), which --fail-on-eager does not allow")]
-    Eager { step: StepNo, cause: &'static str },
+    #[error("step {step} is no replay (cause: {}), which --fail-on-eager does not allow", cause.name())]
+    Eager { step: StepNo, cause: EagerCause },
     #[error("lane {lane} of the group reported that it can't go on")]
     Fatal { lane: usize },
 }
@@ -309,7 +309,7 @@ impl Lane {
         let start = Instant::now();
         if let Some(cause) = self.eager {
             if self.fail_on_eager {
-                return Err(RankError::Eager { step: self.state.next_step(), cause: cause.name() });
+                return Err(RankError::Eager { step: self.state.next_step(), cause });
             }
             self.device.record_anew(bucket)?;
             self.gauges().add_eager(cause);
