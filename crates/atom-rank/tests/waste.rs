@@ -66,7 +66,7 @@ fn b_42_a_rank_works_in_what_was_planned_for_it() {
     let layouts = [
         (mesh(1, 1, false), ExpertLayout::default()),
         (mesh(2, 1, false), ExpertLayout::default()),
-        (mesh(4, 1, true), ExpertLayout::default()),
+        (mesh(2, 1, true), ExpertLayout::default()),
         (mesh(4, 1, true), gather),
         (mesh(4, 1, true), dispatch),
         (mesh(8, 1, true), dispatch),

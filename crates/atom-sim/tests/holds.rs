@@ -27,21 +27,19 @@ struct Holds {
 fn serve(lanes: usize, seed: u32, alignment: Alignment) -> Holds {
     let mut group = Group::new(lanes, &long(128), aligned(alignment));
     let (mut holds, mut run, mut waits) = (Holds::default(), 0, vec![0; lanes]);
-    let mut id = 0;
+    let mut lane_of = Vec::new();
     for step in 0..600u32 {
         let [coin, place, length, kind] = philox([step, 0, 0, 0], [seed, lanes as u32]);
         let busy = if step / 100 % 2 == 0 { 8 } else { 40 };
         let many = if kind % 13 == 0 { lanes } else { 1 };
         for nth in (0..many).take_while(|_| coin % busy == 0 || step == 0) {
-            id += 1;
             let (lane, prompt) = ((place as usize + nth) % lanes, [5, 40, 120, 600][length as usize % 4]);
-            group.submit(lane, id, prompt + kind as usize % 50, 1 + kind % 90);
+            lane_of.push(lane);
+            group.submit(lane, lane_of.len() as u64, prompt + kind as usize % 50, 1 + kind % 90);
         }
-        if coin % 37 == 1 && id > 0 {
-            let gone = 1 + u64::from(place) % id;
-            for member in &mut group.members {
-                member.lane.abort(RequestId(gone)).unwrap();
-            }
+        if coin % 37 == 1 && !lane_of.is_empty() {
+            let gone = place as usize % lane_of.len();
+            group.members[lane_of[gone]].lane.abort(RequestId(gone as u64 + 1)).unwrap();
         }
         let facts = group.facts();
         let GroupStep::Step { grants, note, .. } = group.settled(&facts) else {

@@ -67,7 +67,7 @@ fn b_53_nobody_waits_for_an_absent_rank_for_ever() {
         };
         let setup = Setup { patience, ..lanes(3, experts) };
         let watched = watched(&setup, &tiny("qwen3_moe"), at_rank_1(stuck));
-        for (index, answer) in together(&watched.host, &mixed(9, 3, 400)).iter().enumerate() {
+        for (index, answer) in together(&watched.host, &mixed(9, 3, 300)).iter().enumerate() {
             let Some(Err(EngineError::Rank(why))) = &answer.end else { panic!("{index}: {answer:?}") };
             let is_named = why.contains("rank 1") || why.contains("lane 1");
             assert!(is_named, "{experts:?}, request {index}: {why}");
