@@ -9,7 +9,7 @@ use crate::mail::Mail;
 use crate::outbox::Outbox;
 use crate::probe::{Stage, Tap};
 use crate::shared::{Form, FormLane, GroupShared, LaneShared};
-use crate::stats::Gauges;
+use crate::stats::{EagerCause, Gauges};
 use crate::step_trace::StepTrace;
 use atom_base::{RequestId, Seat, StepNo};
 use atom_engine::{Event, Scheduler};
@@ -48,8 +48,8 @@ pub(crate) struct Lane<T> {
     link: Option<Arc<Link>>,
     /// What this lane last told the group of what the outside wants.
     told: FactsFlags,
-    /// No recording is kept: every step makes its own.
-    eager: bool,
+    /// Why no recording is kept and every step makes its own, if so.
+    eager: Option<EagerCause>,
     fail_on_eager: bool,
     /// Of the group's first lane, with the number of the group.
     step_trace: Option<(Arc<StepTrace>, usize)>,
@@ -82,8 +82,8 @@ pub(crate) enum RankError {
         "rank {rank} of the lane recorded collectives {theirs:#x}, the lane's first rank {ours:#x}; refused before any replay"
     )]
     Signature { rank: usize, theirs: u64, ours: u64 },
-    #[error("step {step} is no replay (cause: {cause}), which --fail-on-eager does not allow")]
-    Eager { step: StepNo, cause: &'static str },
+    #[error("step {step} is no replay (cause: {}), which --fail-on-eager does not allow", cause.name())]
+    Eager { step: StepNo, cause: EagerCause },
     #[error("lane {lane} of the group reported that it can't go on")]
     Fatal { lane: usize },
 }
@@ -126,7 +126,7 @@ impl<T: Tap> Lane<T> {
             order: 0,
             link: config.link.clone(),
             told: FactsFlags::default(),
-            eager: config.enforce_eager,
+            eager: config.enforce_eager.then_some(EagerCause::EnforceEager),
             fail_on_eager: config.fail_on_eager,
             step_trace: step_trace.map(|trace| (trace, usize::from(seat.group))),
             tap,
@@ -323,22 +323,18 @@ impl<T: Tap> Lane<T> {
             self.tap.reach(self.step, Stage::Commit)?;
             self.scheduler.commit(grants.of(&self.facts[self.lane_in_group]), &mut post.plan);
         }
-        let is_eager = self.eager;
-        board.order(
-            self.order,
-            self.step,
-            if is_eager { Order::Eager(bucket) } else { Order::Replay(bucket) },
-        );
+        let order = if self.eager.is_some() { Order::Eager(bucket) } else { Order::Replay(bucket) };
+        board.order(self.order, self.step, order);
         self.note(Activity::Replaying, patience);
         let post = board.post_of(self.order).read().unwrap_or_else(PoisonError::into_inner);
         self.tap.reach(self.step, Stage::Replay)?;
         let start = Instant::now();
-        if is_eager {
+        if let Some(cause) = self.eager {
             if self.fail_on_eager {
-                return Err(RankError::Eager { step: self.step, cause: "enforce_eager" });
+                return Err(RankError::Eager { step: self.step, cause });
             }
             self.device.record_anew(bucket)?;
-            Gauges::add(&self.gauges().eager_steps, 1);
+            self.gauges().add_eager(cause);
         }
         let (signature, results) = self.device.replay(bucket, &post.plan, &post.group_rows, patience)?;
         let took = start.elapsed();
@@ -348,22 +344,25 @@ impl<T: Tap> Lane<T> {
         self.tap.reach(self.step, Stage::Apply)?;
         self.scheduler.apply(&post.plan, results, &mut self.events);
         // Counters first: who sees a request end finds them up to date.
-        self.count(bucket, post.plan.rows(), took);
+        self.count(bucket, post.plan.rows(), &post.group_rows, took);
         self.outbox.post(&mut self.events);
         Ok(())
     }
 
-    fn count(&self, bucket: Bucket, rows: usize, took: Duration) {
+    fn count(&self, bucket: Bucket, rows: usize, granted: &[u32], took: Duration) {
         if self.form().exchange.is_closed() {
             // As in `note`; whoever begins the next epoch says what it has.
             return;
         }
         let gauges = self.gauges();
-        if !self.eager {
+        if self.eager.is_none() {
             Gauges::add(&gauges.replays, 1);
         }
         Gauges::add(&gauges.real_rows, rows as u64);
         Gauges::add(&gauges.padding_rows, (bucket.rows() - rows) as u64);
+        gauges.padding_shares.count(rows, bucket.rows());
+        let fullest = granted.iter().copied().max().unwrap_or(0);
+        gauges.fullest_padding_shares.count(fullest as usize, bucket.rows());
         Gauges::add(&gauges.replay_us, took.as_micros() as u64);
         let experts = self.device.expert_rows();
         Gauges::add(&gauges.expert_rows_chosen, experts.chosen);

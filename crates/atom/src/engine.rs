@@ -2,9 +2,10 @@
 
 use atom_engine::{EngineLimits, Refusal, Request};
 use atom_group::Activity;
-use atom_rank::Host;
+use atom_rank::{EagerCause, Host, PaddingShares};
 use atom_serve::{Condition, Engine, EventStream, Health, LaneHealth};
 use atom_telemetry::{Exposition, Kind};
+use std::fmt::Display;
 use std::sync::Arc;
 
 /// A host that can be served.
@@ -76,7 +77,17 @@ impl Engine for HostEngine {
         let mut eager =
             text.family(Kind::Counter, "atom_eager_steps_total", "Steps that were not a replay, by cause.");
         for (lane, stats) in lanes.iter().enumerate() {
-            eager = eager.sample(&[("lane", &lane), ("cause", &"enforce_eager")], stats.eager_steps as f64);
+            for cause in EagerCause::ALL {
+                let labels: [(&str, &dyn Display); 2] = [("lane", &lane), ("cause", &cause.name())];
+                eager = eager.sample(&labels, stats.eager_steps.by(cause) as f64);
+            }
+        }
+        for (name, help, shares) in SHARES {
+            let mut family = text.family(Kind::Histogram, name, help);
+            for (lane, stats) in lanes.iter().enumerate() {
+                let PaddingShares { steps, sum } = shares(stats);
+                family = family.histogram(&[("lane", &lane)], &PaddingShares::BOUNDS, &steps, sum);
+            }
         }
     }
 }
@@ -95,6 +106,14 @@ fn doing(activity: Activity) -> &'static str {
         Activity::Ended => "ended",
     }
 }
+
+type Shares = (&'static str, &'static str, fn(&atom_rank::LaneStats) -> PaddingShares);
+
+#[rustfmt::skip]
+const SHARES: &[Shares] = &[
+    ("atom_step_padding_share", "Share of the lane's bucket that was padding, step by step.", |s| s.padding_shares),
+    ("atom_step_padding_share_of_fullest_lane", "The same of the group's fullest lane: what --padding-max bounds.", |s| s.fullest_padding_shares),
+];
 
 type Family = (Kind, &'static str, &'static str, fn(&atom_rank::LaneStats) -> f64);
 

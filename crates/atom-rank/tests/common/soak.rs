@@ -340,7 +340,7 @@ impl<'a> Load<'a> {
             let counters = lane.counters;
             assert_eq!((counters.running, counters.waiting, counters.pages_held), (0, 0, 0), "{lane:#?}");
             assert!(counters.pages_kept < PAGES, "{lane:#?}");
-            assert_eq!((lane.epoch, lane.eager_steps), (epoch, 0), "each loss is one epoch");
+            assert_eq!((lane.epoch, lane.eager_steps.total()), (epoch, 0), "each loss is one epoch");
             // A lane that was replaced counts from 0.
             let since = counters.preempted.checked_sub(*last).unwrap_or(counters.preempted);
             self.totals.preempted += since;
