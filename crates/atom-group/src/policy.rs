@@ -88,9 +88,15 @@ impl Policy {
     /// Nothing is held and nothing is cut but by the largest bucket.
     pub const NONE: Self = Self { alignment: None, step_ms_max: None, padding_per_mille_max: None };
 
-    /// Reads `--step-ms-max`.
+    /// Reads `--step-ms-max`; 0 stands for no bound.
     pub fn parse_step_ms(text: &str) -> Result<u32, PolicyError> {
-        whole("--step-ms-max", text, 1, STEP_MS_MAX)
+        whole("--step-ms-max", text, 0, STEP_MS_MAX)
+    }
+
+    /// The bound for groups of `lanes`, if `asked` was read by [`parse_step_ms`](Self::parse_step_ms) or
+    /// nothing was asked for.
+    pub fn step_ms_max_of(asked: Option<u32>, lanes: usize) -> Option<u32> {
+        asked.or((lanes > 1).then_some(GROUP_STEP_MS_MAX)).filter(|&ms| ms > 0)
     }
 
     /// Reads `--padding-max`, a share such as 0.25, into thousandths.

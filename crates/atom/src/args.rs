@@ -175,7 +175,8 @@ pub(crate) struct EngineArgs {
     pub(crate) token_graph_sizes: String,
 
     /// Milliseconds that a step may take while somebody decodes, by prediction from measured steps: prompts of
-    /// any lane are cut to it, so that nobody's next token waits for them longer [default: no bound].
+    /// any lane are cut to it, so that nobody's next token waits for them longer. 0 is no bound [default: 50 for
+    /// a group of several lanes, no bound for one that is alone].
     #[arg(long, value_name = "MS", value_parser = parse_step_ms)]
     pub(crate) step_ms_max: Option<u32>,
 

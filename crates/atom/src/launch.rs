@@ -31,7 +31,7 @@ pub(crate) struct Running {
 
 /// Finds, opens, plans, starts; says on standard error what it decided.
 pub(crate) fn launch(args: &EngineArgs) -> Result<Running> {
-    launch_with(args, policy(args)?)
+    launch_with(args, policy(args, mesh(args)?.lanes_per_group())?)
 }
 
 /// The same with a policy that is not the user's.
@@ -280,11 +280,11 @@ pub(crate) fn load_balance(arg: LoadBalanceArg) -> LoadBalance {
 }
 
 /// Knobs of the prefill delayer are environment variables, as users of ATOM know them.
-fn policy(args: &EngineArgs) -> Result<Policy, PolicyError> {
+fn policy(args: &EngineArgs, lanes: usize) -> Result<Policy, PolicyError> {
     let default = Policy::default();
     Ok(Policy {
         alignment: Alignment::parse(|name| std::env::var(name).ok())?,
-        step_ms_max: args.step_ms_max,
+        step_ms_max: Policy::step_ms_max_of(args.step_ms_max, lanes),
         padding_per_mille_max: args.padding_max.or(default.padding_per_mille_max),
     })
 }

@@ -168,7 +168,8 @@ impl LoadFlags {
             some => some,
         };
         let alignment = Alignment::parse(|name| std::env::var(name).ok())?;
-        Ok(Policy { alignment, step_ms_max: self.step_ms_max, padding_per_mille_max })
+        let step_ms_max = Policy::step_ms_max_of(self.step_ms_max, self.lanes);
+        Ok(Policy { alignment, step_ms_max, padding_per_mille_max })
     }
 
     fn source(&self) -> Result<Source> {
