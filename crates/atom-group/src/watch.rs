@@ -130,11 +130,16 @@ impl Watch {
         Act::OpenMail { epoch: self.epoch() }
     }
 
-    /// A thread has ended. False if its seat was taken from it before: then it is not counted, and what
-    /// became of it is no news.
-    pub fn gone(&mut self, holds_seat: bool) -> bool {
+    /// A thread has ended. If its seat was taken from it before, it is not counted.
+    pub fn gone(&mut self, holds_seat: bool) {
         self.holders -= usize::from(holds_seat);
-        holds_seat
+    }
+
+    /// A thread has ended because of something in itself. What became of one whose seat was taken before is
+    /// no news, unless it had diverged from others: they still run.
+    pub fn lost(&mut self, holds_seat: bool, loss: Loss, stopping: bool) -> Act {
+        self.gone(holds_seat);
+        if holds_seat || loss == Loss::Diverged { self.lose(loss, stopping) } else { Act::Rest }
     }
 
     /// A seat is taken from its thread, if that `holds_seat` still. Who ended was counted when it said so.
@@ -222,8 +227,8 @@ mod tests {
     #[test]
     fn a_loss_that_many_see_counts_once() {
         let mut watch = running(3, 3);
-        assert!(watch.heeds(1) && watch.gone(true));
-        assert_eq!(watch.lose(Loss::Ended, false), Act::Close { epoch: 2 });
+        assert!(watch.heeds(1));
+        assert_eq!(watch.lost(true, Loss::Ended, false), Act::Close { epoch: 2 });
         // What the close does to the others is no second loss.
         assert!(!watch.heeds(1) && !watch.heeds(2));
         watch.take_seat(true, Loss::Ended);
@@ -240,8 +245,7 @@ mod tests {
         assert_eq!(watch.lose(Loss::Stuck, false), Act::Close { epoch: 2 });
         watch.take_seat(true, Loss::Stuck);
         watch.spawned();
-        assert!(watch.gone(true));
-        assert_eq!(watch.lose(Loss::Ended, false), Act::TakeSeats { end: None });
+        assert_eq!(watch.lost(true, Loss::Ended, false), Act::TakeSeats { end: None });
         watch.spawned();
         assert!(!watch.loaded() && watch.complete() == Act::Rest);
         assert!(watch.loaded() && watch.complete() == Act::OpenMail { epoch: 2 });
@@ -249,7 +253,9 @@ mod tests {
 
     /// Lanes that had diverged went on, if the news of another loss was first.
     #[test]
-    fn who_diverged_ends_the_group_even_while_it_forms() {
+    fn who_diverged_ends_the_group_even_if_it_was_given_up() {
+        let given_up = running(3, 3).lost(false, Loss::Diverged, false);
+        assert_eq!(given_up, Act::TakeSeats { end: Some(EndCause::Diverged) });
         let mut watch = running(3, 3);
         assert_eq!(watch.lose(Loss::Ended, false), Act::Close { epoch: 2 });
         let end = Act::TakeSeats { end: Some(EndCause::Diverged) };
@@ -262,7 +268,7 @@ mod tests {
         let mut watch = running(2, 1);
         watch.take_seat(true, Loss::Stuck);
         watch.take_seat(false, Loss::Stuck);
-        assert!(!watch.gone(false));
+        assert_eq!(watch.lost(false, Loss::Ended, false), Act::Rest);
         assert_eq!(watch.holders(), 1);
     }
 

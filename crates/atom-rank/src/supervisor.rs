@@ -168,10 +168,11 @@ impl Supervisor {
                 self.groups[usize::from(seat.group)].watch.gone(!tenure.is_over());
             }
             Report::Lost { seat, tenure, loss, why } => {
-                // What became of a thread that was given up is no news.
-                if self.groups[usize::from(seat.group)].watch.gone(!tenure.is_over()) {
-                    self.lose(usize::from(seat.group), loss, &[seat], &reason(&seat, &why));
-                }
+                let (group, holds_seat) = (usize::from(seat.group), !tenure.is_over());
+                let first = self.groups[group].watch.lost(holds_seat, loss, self.is_stopping(group));
+                // Otherwise the seat is somebody else's by now.
+                let seats = [seat];
+                self.follow(group, first, (loss, &seats[..usize::from(holds_seat)]), &reason(&seat, &why));
             }
             Report::Alone { seat, epoch, why } => {
                 let group = usize::from(seat.group);
@@ -253,14 +254,21 @@ impl Supervisor {
 
     /// Decides about a loss: the group forms again with new threads in the lost seats, or ends.
     fn lose(&mut self, group: usize, loss: Loss, seats: &[Seat], why: &str) {
-        let stopping = self.shared().groups[group].exit.load(Ordering::SeqCst);
-        let first = self.groups[group].watch.lose(loss, stopping);
+        let first = self.groups[group].watch.lose(loss, self.is_stopping(group));
+        self.follow(group, first, (loss, seats), why);
+    }
+
+    fn follow(&mut self, group: usize, first: Act, lost: (Loss, &[Seat]), why: &str) {
         match first {
             Act::TakeSeats { end: Some(cause) } => {
-                self.carry_out(group, first, (loss, seats), &format!("{why}; {cause}"));
+                self.carry_out(group, first, lost, &format!("{why}; {cause}"));
             }
-            _ => self.carry_out(group, first, (loss, seats), why),
+            _ => self.carry_out(group, first, lost, why),
         }
+    }
+
+    fn is_stopping(&self, group: usize) -> bool {
+        self.shared().groups[group].exit.load(Ordering::SeqCst)
     }
 
     /// Ends a group: the first reason is kept, every wait returns, every request is answered.
