@@ -62,7 +62,7 @@ pub fn small() -> Vec<Setup> {
     (1..=4)
         .flat_map(|lanes| {
             let fine = all_fine(lanes, FINE_SMALL[lanes - 1]);
-            coarse(lanes).into_iter().chain(fine).chain(all_supervised(lanes))
+            coarse(lanes).into_iter().chain(fine).chain(all_supervised(lanes, SUPERVISED_SMALL[lanes - 1]))
         })
         .collect()
 }
@@ -82,6 +82,7 @@ pub fn deep(lanes: usize) -> Vec<Setup> {
         Setup { budget: everything, name: format!("{lanes} lanes, deep, everything"), ..base },
     ];
     all.extend(all_fine(lanes, usize::MAX).into_iter().skip(FINE_SMALL[lanes - 1]));
+    all.extend(all_supervised(lanes, usize::MAX).into_iter().skip(SUPERVISED_SMALL[lanes - 1]));
     all.push(fine("two requests and a wish to leave", lanes, Budget { requests: 2, exits: 1, ..NONE }));
     all
 }
@@ -131,19 +132,24 @@ fn supervised(name: &str, lanes: usize, restarts_max: u32, budget: Budget) -> Se
     Setup { policy: Policy::NONE, kinds: vec![(1, 1)], budget, restarts_max: Some(restarts_max), ..base }
 }
 
-/// Groups that lose ranks.
-fn all_supervised(lanes: usize) -> Vec<Setup> {
+/// Groups that lose ranks: the first `many`, the later ones have more orders.
+fn all_supervised(lanes: usize, many: usize) -> Vec<Setup> {
     let one = Budget { requests: 1, ..NONE };
     let budgets = [
         ("an error", 1, Budget { errors: 1, ..one }),
-        ("a silence", 1, Budget { silences: 1, ..one }),
+        ("a silence, no request", 1, Budget { silences: 1, ..NONE }),
         ("an error and a wish to leave", 1, Budget { errors: 1, exits: 1, ..one }),
+        ("two errors, no restart", 0, Budget { errors: 2, ..one }),
         ("two errors", 1, Budget { errors: 2, ..one }),
-        ("an error and a silence", 1, Budget { errors: 1, silences: 1, ..one }),
         ("an error and a divergence", 1, Budget { errors: 1, divergences: 1, ..one }),
         ("an error and an end", 1, Budget { errors: 1, closes: 1, ..one }),
+        ("a silence", 1, Budget { silences: 1, ..one }),
+        ("an error and a silence", 1, Budget { errors: 1, silences: 1, ..one }),
+        ("three errors", 2, Budget { errors: 3, ..one }),
+        ("two silences", 2, Budget { silences: 2, ..one }),
     ];
-    budgets.into_iter().map(|(name, restarts, budget)| supervised(name, lanes, restarts, budget)).collect()
+    let of = |(name, restarts, budget)| supervised(name, lanes, restarts, budget);
+    budgets.into_iter().take(many).map(of).collect()
 }
 
 /// A setup that comes to the fault.
@@ -174,3 +180,5 @@ pub fn planted(plant: Plant) -> Setup {
 
 /// Fine setups that continuous integration has time for, by lanes.
 const FINE_SMALL: [usize; 4] = [10, 10, 7, 4];
+/// Supervised ones.
+const SUPERVISED_SMALL: [usize; 4] = [10, 7, 4, 1];
