@@ -236,7 +236,7 @@ impl Supervisor {
                     continue;
                 }
                 let sighting = form.exchange.sighting(lane);
-                if matches!(sighting.activity, Activity::Starting | Activity::Parked | Activity::Ended) {
+                if matches!(sighting.activity, Activity::Parked | Activity::Ended) {
                     continue;
                 }
                 let late = now_ms.saturating_sub(parts.gauges.deadline_ms.load(Ordering::Relaxed));
@@ -304,6 +304,12 @@ impl Supervisor {
                 Act::Publish { epoch } => {
                     if epoch > 1 {
                         tracing::warn!("group {group} has formed again: epoch {epoch}");
+                    }
+                    // Whoever hangs before its first step is late like any other.
+                    let first = self.starter.config.patience.first.as_millis() as u64;
+                    let deadline = (shared.start.elapsed().as_millis() as u64).saturating_add(first);
+                    for lane in &own.lanes {
+                        lane.gauges.deadline_ms.store(deadline, Ordering::Relaxed);
                     }
                     own.form(Form::new(&self.starter.config, epoch, &self.groups[group].lost));
                 }
