@@ -169,7 +169,8 @@ impl Supervisor {
             }
             Report::Lost { seat, tenure, loss, why } => {
                 let (group, holds_seat) = (usize::from(seat.group), !tenure.is_over());
-                let first = self.groups[group].watch.lost(holds_seat, loss, self.is_stopping(group));
+                let stopping = self.is_stopping(group);
+                let first = self.groups[group].watch.lost(holds_seat, loss, stopping);
                 // Otherwise the seat is somebody else's by now.
                 let seats = [seat];
                 self.follow(group, first, (loss, &seats[..usize::from(holds_seat)]), &reason(&seat, &why));
@@ -254,7 +255,8 @@ impl Supervisor {
 
     /// Decides about a loss: the group forms again with new threads in the lost seats, or ends.
     fn lose(&mut self, group: usize, loss: Loss, seats: &[Seat], why: &str) {
-        let first = self.groups[group].watch.lose(loss, self.is_stopping(group));
+        let stopping = self.is_stopping(group);
+        let first = self.groups[group].watch.lose(loss, stopping);
         self.follow(group, first, (loss, seats), why);
     }
 
