@@ -1,11 +1,12 @@
-//! The words that every other crate shares: ids, the mesh, limits, sampling parameters and the
-//! counter-based generator.
+//! The words that every other crate shares: ids, the mesh, limits, sampling parameters, the
+//! counter-based generator and a hash.
 //!
 //! Nothing here knows a model, a device, a socket or a clock. A type lives here only when at least
 //! two crates that may not see each other need it.
 
 #![forbid(unsafe_code)]
 
+pub mod hash;
 mod ids;
 pub mod limits;
 mod mesh;

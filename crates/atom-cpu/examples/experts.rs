@@ -7,8 +7,8 @@
 use atom_base::{SlotId, Span, rng};
 use atom_cpu::{Activations, CpuBackend, CpuOptions, WeightShare};
 use atom_ops::{
-    AttentionSpec, Backend, Collectives, Comm, ExpertSpec, Extent, KvDType, Ops, OpsError, PageTables,
-    Reserve, Rotary, Slice, StepInputs, StepShape, Weight,
+    AttentionSpec, Backend, Collectives, Comm, ExpertSpec, Extent, KvDType, LoadWeights, Ops, OpsError,
+    PageTables, Reserve, Rotary, Slice, StepInputs, StepShape, Weight,
 };
 use atom_weights::{DType, Tensor};
 use std::sync::Arc;

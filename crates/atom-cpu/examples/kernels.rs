@@ -6,8 +6,8 @@
 use atom_base::{SlotId, Span};
 use atom_cpu::{Activations, CpuBackend, CpuOptions, Isa, WeightShare};
 use atom_ops::{
-    AttentionSpec, Backend, Collectives, Comm, Extent, KvDType, Ops, OpsError, PageTables, Reserve, Rotary,
-    Slice, StepInputs, StepShape, Weight,
+    AttentionSpec, Backend, Collectives, Comm, Extent, KvDType, LoadWeights, Ops, OpsError, PageTables,
+    Reserve, Rotary, Slice, StepInputs, StepShape, Weight,
 };
 use atom_weights::{DType, Tensor};
 use std::sync::Arc;

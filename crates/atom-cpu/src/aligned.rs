@@ -8,7 +8,10 @@ use std::sync::Arc;
 /// Bytes that start on a cache line, and on a huge page when there are enough of them.
 pub(crate) struct Aligned {
     ptr: NonNull<u8>,
+    /// Of the allocation, which may begin before the first byte and be longer.
     layout: Layout,
+    skipped: usize,
+    bytes: usize,
 }
 
 // SAFETY: it owns plain bytes, like a `Box<[u8]>`.
@@ -25,13 +28,15 @@ impl Aligned {
     }
 
     /// `bytes` zeros whose pages the system provides when they are first touched: for the worst case that
-    /// hardly ever comes. On no cache line, since an allocator clears what it must align by hand.
+    /// hardly ever comes. An allocator would clear what it aligns by hand, so the line is found here.
     pub(crate) fn untouched(bytes: usize, what: &str) -> Result<Self, OpsError> {
         let refused = || OpsError::Memory(format!("no {bytes} bytes for {what}"));
-        let layout = Layout::from_size_align(bytes.max(1), MALLOC_ALIGN).map_err(|_| refused())?;
+        let all = bytes.max(1).checked_add(CACHE_LINE_BYTES - MALLOC_ALIGN).ok_or_else(refused)?;
+        let layout = Layout::from_size_align(all, MALLOC_ALIGN).map_err(|_| refused())?;
         // SAFETY: the size is not zero.
         let ptr = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refused)?;
-        Ok(Self { ptr, layout })
+        let skipped = ptr.addr().get().next_multiple_of(CACHE_LINE_BYTES) - ptr.addr().get();
+        Ok(Self { ptr, layout, skipped, bytes })
     }
 
     fn uninitialised(bytes: usize, what: &str) -> Result<Self, OpsError> {
@@ -44,23 +49,24 @@ impl Aligned {
             // Before the first touch, so that this already gets huge pages.
             advise_huge(ptr, bytes);
         }
-        Ok(Self { ptr, layout })
+        Ok(Self { ptr, layout, skipped: 0, bytes })
     }
 
     /// First byte, for writing. Whoever writes through it must have this allocation to itself.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.ptr.as_ptr()
+        // SAFETY: no more is skipped than was asked for beyond the bytes.
+        unsafe { self.ptr.as_ptr().add(self.skipped) }
     }
 
     /// Sets every byte.
     pub(crate) fn fill(&mut self, byte: u8) {
-        // SAFETY: the allocation has this size and is ours alone.
-        unsafe { self.ptr.write_bytes(byte, self.layout.size()) };
+        // SAFETY: so many bytes follow, and they are ours alone.
+        unsafe { self.as_mut_ptr().write_bytes(byte, self.bytes) };
     }
 
     /// Bytes.
     pub(crate) fn len(&self) -> usize {
-        self.layout.size()
+        self.bytes
     }
 }
 
@@ -149,11 +155,13 @@ mod tests {
         for bytes in [0, 1, 100, HUGE_PAGE_BYTES + 5] {
             let mut aligned = Aligned::zeroed(bytes, "a test").unwrap();
             assert!(aligned.as_mut_ptr().addr().is_multiple_of(CACHE_LINE_BYTES));
-            assert_eq!(aligned.len(), bytes.max(1));
+            assert_eq!(aligned.len(), bytes);
             // SAFETY: the allocation has `bytes` initialised bytes.
             let read = unsafe { std::slice::from_raw_parts(aligned.as_mut_ptr(), bytes) };
             assert!(read.iter().all(|&b| b == 0));
             let mut untouched = Aligned::untouched(bytes, "a test").unwrap();
+            assert!(untouched.as_mut_ptr().addr().is_multiple_of(CACHE_LINE_BYTES));
+            assert_eq!(untouched.len(), bytes);
             // SAFETY: as above.
             let read = unsafe { std::slice::from_raw_parts(untouched.as_mut_ptr(), bytes) };
             assert!(read.iter().all(|&b| b == 0));
@@ -162,8 +170,10 @@ mod tests {
 
     #[test]
     fn an_impossible_size_is_an_error_with_the_number() {
-        let error = Aligned::zeroed(usize::MAX, "a test").err().unwrap().to_string();
-        assert!(error.contains(&usize::MAX.to_string()), "{error}");
+        for refused in [Aligned::zeroed(usize::MAX, "a test"), Aligned::untouched(usize::MAX, "a test")] {
+            let error = refused.err().unwrap().to_string();
+            assert!(error.contains(&usize::MAX.to_string()), "{error}");
+        }
     }
 
     #[test]

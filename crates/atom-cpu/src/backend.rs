@@ -10,7 +10,9 @@ use crate::sample::Sampler;
 use crate::shared::Rows;
 use crate::weights::{Experts, Loaded, Matrix, WeightShare, check_table, load_vector};
 use atom_base::{PageId, ScoredToken};
-use atom_ops::{Backend, Collectives, ExpertRows, OpsError, Recording, Reserve, Slice, StepInputs, Weight};
+use atom_ops::{
+    Backend, Collectives, ExpertRows, LoadWeights, OpsError, Recording, Reserve, Slice, StepInputs, Weight,
+};
 use atom_weights::Tensor;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -107,6 +109,11 @@ impl CpuBackend {
         self.weights.iter().map(bytes).sum()
     }
 
+    /// Bytes of buffers and scratch that steps of what was recorded so far work in; see [`crate::Sketch`].
+    pub fn step_bytes(&self) -> usize {
+        self.reserved.as_ref().map_or(0, |reserved| reserved.room.bytes().total())
+    }
+
     /// What a buffer held at the end of the last replay, padding rows included.
     #[cfg(test)]
     pub(crate) fn read(&mut self, recording: usize, buf: atom_ops::Buf) -> Vec<f32> {
@@ -132,7 +139,7 @@ impl CpuBackend {
     }
 }
 
-impl Backend for CpuBackend {
+impl LoadWeights for CpuBackend {
     fn load_matrix(&mut self, parts: &[Slice]) -> Result<Weight, OpsError> {
         let share = self.share.as_deref().ok_or_else(|| too_late("a matrix"))?;
         let matrix = Matrix::load(parts, share, &mut self.pool)?;
@@ -154,7 +161,9 @@ impl Backend for CpuBackend {
         check_table(table)?;
         Ok(self.keep(Loaded::Table(table.clone())))
     }
+}
 
+impl Backend for CpuBackend {
     fn reserve(&mut self, reserve: &Reserve) -> Result<(), OpsError> {
         if self.reserved.is_some() {
             return Err(OpsError::Device("reserve was called a second time".into()));

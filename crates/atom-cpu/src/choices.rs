@@ -1,7 +1,9 @@
 //! Who goes to which expert: the choices of a step's rows, listed by expert.
 //!
-//! A choice is a row and a place among its `top_k`; `row * top_k + place` is its slot, the row of a
-//! buffer that has one for each choice. Expert numbers are f32 in buffers; a number that is no expert's
+//! Of the choices that a row made only those of experts held here count: at most `n = min(top_k, held)`.
+//! The i-th of them has slot `row * n + i`, the row of a buffer that keeps one for each. Its place in the
+//! list, by expert and then by row, is where scratch has it: so scratch is touched as far as choices come,
+//! and not as far as they might. Expert numbers are f32 in buffers; a number that is no expert's
 //! (NO_EXPERT, or a NaN) belongs to nobody.
 
 use crate::matmul::RowMap;
@@ -25,8 +27,10 @@ pub(crate) struct Choices<'a> {
 pub(crate) struct Chosen<'a> {
     /// Rows of their buffer.
     pub(crate) rows: &'a [u32],
-    /// Rows of buffers that have one for each choice.
+    /// Rows of buffers that keep a slot for each.
     pub(crate) slots: &'a [u32],
+    /// Of the first one, in the list of all.
+    pub(crate) first: usize,
     /// Their weights.
     pub(crate) weights: &'a [f32],
 }
@@ -66,6 +70,7 @@ impl<'a> Choices<'a> {
         experts: &Range<usize>,
     ) -> usize {
         let top_k = routes.width() / 2;
+        let places = top_k.min(experts.len());
         // SAFETY: the caller's promise.
         let (ends, list, slots, weights) = unsafe {
             (self.ends.row_mut(0), self.rows.row_mut(0), self.slots.row_mut(0), self.weights.row_mut(0))
@@ -87,11 +92,11 @@ impl<'a> Choices<'a> {
         // From here on an expert's entry is its next free place, in the end its end.
         for row in real {
             let route = route(row);
-            for (place, expert) in held(&route[..top_k], experts) {
+            for (nth, (place, expert)) in held(&route[..top_k], experts).enumerate() {
                 let at = ends[expert] as usize;
                 ends[expert] += 1;
                 list[at] = row as u32;
-                slots[at] = (row * top_k + place) as u32;
+                slots[at] = (row * places + nth) as u32;
                 weights[at] = route[top_k + place];
             }
         }
@@ -107,15 +112,6 @@ impl<'a> Choices<'a> {
         unsafe { self.ends.row(0)[held - 1] as usize }
     }
 
-    /// The slot of the `index`-th choice.
-    ///
-    /// # Safety
-    /// Nobody writes the lists while they are read.
-    pub(crate) unsafe fn slot(&self, index: usize) -> usize {
-        // SAFETY: the caller's promise.
-        unsafe { self.slots.row(0)[index] as usize }
-    }
-
     /// The choices of the `expert`-th expert held here.
     ///
     /// # Safety
@@ -129,6 +125,7 @@ impl<'a> Choices<'a> {
             Chosen {
                 rows: &self.rows.row(0)[range.clone()],
                 slots: &self.slots.row(0)[range.clone()],
+                first: range.start,
                 weights: &self.weights.row(0)[range],
             }
         }
@@ -195,12 +192,14 @@ mod tests {
             let lists: Vec<_> = (0..3).map(|e| choices.of(e)).map(|c| (c.rows, c.slots, c.weights)).collect();
             let nobody: (&[u32], &[u32], &[f32]) = (&[], &[], &[]);
             assert_eq!(lists[0], nobody);
-            assert_eq!(lists[1], (&[2, 4][..], &[4, 9][..], &[0.3, 0.6][..]));
-            assert_eq!(lists[2], (&[0, 2][..], &[1, 5][..], &[0.4, 0.5][..]));
-            assert_eq!(choices.slot(2), 1);
+            // The first of its row's that is held here, and so on.
+            assert_eq!(lists[1], (&[2, 4][..], &[4, 8][..], &[0.3, 0.6][..]));
+            assert_eq!(lists[2], (&[0, 2][..], &[0, 5][..], &[0.4, 0.5][..]));
+            assert_eq!([0, 1, 2].map(|expert| choices.of(expert).first), [0, 0, 2]);
             // Other rows, other experts, in the same room.
             assert_eq!(choices.group(routes, RowMap::Listed(&[4, 1]), 2, &(0..1)), 1);
-            assert_eq!(choices.of(0).slots, [8]);
+            // One expert: one slot a row.
+            assert_eq!(choices.of(0).slots, [4]);
             assert_eq!(choices.group(routes, RowMap::Dense, 0, &(0..3)), 0);
         }
     }

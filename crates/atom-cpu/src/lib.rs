@@ -4,6 +4,7 @@
 //!   against them and cuts it into phases; `replay` walks the phases on all workers at once, with a
 //!   barrier wherever a worker needs what another one wrote, and stops at the real row counts.
 //! * [`CpuOptions`] says with how many threads, which [`Isa`] and which [`Activations`].
+//! * [`Sketch`] says what steps will work in, before anything is loaded.
 //! * [`WeightShare`] lets ranks of one process hold equal slices once.
 //!
 //! Kernels are written once over two traits, floats (`elementwise::lanes`) and integer products
@@ -40,8 +41,10 @@ mod room;
 mod route;
 mod sample;
 mod shared;
+mod sizes;
 mod weights;
 
 pub use backend::{Activations, CpuBackend, CpuOptions};
 pub use isa::Isa;
+pub use sizes::Sketch;
 pub use weights::WeightShare;

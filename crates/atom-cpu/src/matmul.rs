@@ -67,6 +67,8 @@ pub(crate) struct Codes<'a> {
 pub(crate) enum RowMap<'a> {
     /// Row i.
     Dense,
+    /// Row `first + i`.
+    From(usize),
     /// As listed.
     Listed(&'a [u32]),
 }
@@ -195,6 +197,7 @@ impl RowMap<'_> {
     pub(crate) fn at(&self, row: usize) -> usize {
         match self {
             Self::Dense => row,
+            Self::From(first) => first + row,
             Self::Listed(rows) => rows[row] as usize,
         }
     }

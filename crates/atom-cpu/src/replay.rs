@@ -11,10 +11,11 @@ use crate::matmul::{Codes, Operands, RowMap, multiply};
 use crate::phase::Phase;
 use crate::pool::Worker;
 use crate::quantise::quantise_row;
-use crate::record::{Place, Recorded};
+use crate::record::Recorded;
 use crate::room::View;
 use crate::sample::Sampler;
 use crate::shared::{Rows, share};
+use crate::sizes::Place;
 use crate::weights::{Loaded, Matrix, dequantise};
 use atom_base::ScoredToken;
 use atom_ops::{Buf, Collectives, Comm, Extent, OpsError, StepInputs, Weight};
@@ -180,7 +181,7 @@ impl Replay<'_> {
         // SAFETY: as for `phase`; the recording quantises this buffer.
         unsafe {
             let (x, map) = (self.buffer(x), self.map(x));
-            let (codes, scales) = self.view.codes(rows, self.recorded.planes * x.width());
+            let (codes, scales) = self.view.codes(rows, self.recorded.sizes.planes * x.width());
             for row in share(rows, worker.index, worker.count) {
                 quantise_row(self.isa, x.row(map.at(row)), codes.row_mut(row), scales.row_mut(row));
             }
@@ -201,7 +202,7 @@ impl Replay<'_> {
         unsafe {
             let (map, x, out) = (self.map(x), self.buffer(x), self.buffer(out));
             let codes = quantised.then(|| {
-                let (codes, scales) = self.view.codes(rows, self.recorded.planes * x.width());
+                let (codes, scales) = self.view.codes(rows, self.recorded.sizes.planes * x.width());
                 Codes { codes, scales, rows: RowMap::Dense }
             });
             let bias = bias.map(|bias| self.vector(bias));

@@ -3,15 +3,19 @@
 use crate::aligned::Aligned;
 use crate::choices::Choices;
 use crate::quantise::{BLOCK, BlockScale};
-use crate::record::{Place, Recorded};
+use crate::record::Recorded;
 use crate::shared::Rows;
-use atom_ops::{OpsError, StepInputs, StepShape};
+use crate::sizes::{Place, RoomBytes};
+use atom_ops::{Extent, OpsError, StepInputs, StepShape};
 use std::marker::PhantomData;
 use std::sync::Mutex;
 
 /// Owns the memory. Recording may enlarge it, replaying never does.
 pub(crate) struct Room {
     floats: Aligned,
+    /// Buffers of group rows, which have room for the worst routing that there is: the system provides
+    /// their pages as rows come.
+    group: Aligned,
     codes: Aligned,
     scales: Aligned,
     gathered: Aligned,
@@ -31,6 +35,7 @@ pub(crate) struct Room {
 /// The room during one step, as all workers see it.
 pub(crate) struct View<'a> {
     floats: *mut f32,
+    group: *mut f32,
     codes: *mut i8,
     scales: *mut BlockScale,
     gathered: *mut f32,
@@ -53,6 +58,7 @@ impl Room {
     pub(crate) fn new(top: &StepShape, workers: usize) -> Result<Self, OpsError> {
         Ok(Self {
             floats: Aligned::zeroed(0, "buffers")?,
+            group: Aligned::untouched(0, "buffers of group rows")?,
             codes: Aligned::zeroed(0, "quantised activations")?,
             scales: Aligned::zeroed(0, "scales of activations")?,
             gathered: Aligned::zeroed(0, "gathered columns")?,
@@ -67,28 +73,49 @@ impl Room {
 
     /// Makes room for a recording.
     pub(crate) fn fit(&mut self, recorded: &Recorded) -> Result<(), OpsError> {
-        grow(&mut self.floats, recorded.floats * size_of::<f32>(), "buffers")?;
-        grow(&mut self.codes, recorded.codes, "quantised activations")?;
-        let scales = recorded.codes / BLOCK * size_of::<BlockScale>();
-        grow(&mut self.scales, scales, "scales of activations")?;
-        grow(&mut self.gathered, recorded.gathered * size_of::<f32>(), "gathered columns")?;
-        grow(&mut self.scores, self.workers * recorded.scores * size_of::<f32>(), "scores of experts")?;
-        let words = Choices::words(recorded.choices, recorded.held);
-        grow(&mut self.choices, words * size_of::<u32>(), "choices of experts")?;
-        let exchanged = (recorded.sent + recorded.received) * size_of::<f32>();
-        if exchanged > self.exchanged.len() {
-            self.exchanged = Aligned::untouched(exchanged, "exchanged rows")?;
+        let bytes = recorded.sizes.bytes(self.workers);
+        grow(&mut self.floats, bytes.floats, "buffers")?;
+        grow(&mut self.codes, bytes.codes, "quantised activations")?;
+        grow(&mut self.scales, bytes.scales, "scales of activations")?;
+        grow(&mut self.gathered, bytes.gathered, "gathered columns")?;
+        grow(&mut self.scores, bytes.scores, "scores of experts")?;
+        grow(&mut self.choices, bytes.choices, "choices of experts")?;
+        let worst = [
+            (&mut self.group, bytes.group_floats, "buffers of group rows"),
+            (&mut self.exchanged, bytes.exchanged, "exchanged rows"),
+        ];
+        for (memory, bytes, what) in worst {
+            if bytes > memory.len() {
+                *memory = Aligned::untouched(bytes, what)?;
+            }
         }
         let counts = self.counts.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         counts.clear();
         // What goes to each, and what comes from each.
-        counts.reserve(2 * recorded.members);
+        counts.reserve(2 * recorded.sizes.members);
         Ok(())
+    }
+
+    /// Bytes that steps work in.
+    pub(crate) fn bytes(&self) -> RoomBytes {
+        let Self { floats, group, codes, scales, gathered, scores, choices, exchanged, .. } = self;
+        RoomBytes {
+            floats: floats.len(),
+            group_floats: group.len(),
+            codes: codes.len(),
+            scales: scales.len(),
+            gathered: gathered.len(),
+            scores: scores.len(),
+            choices: choices.len(),
+            exchanged: exchanged.len(),
+        }
     }
 
     /// Fills every buffer with NaN.
     pub(crate) fn poison(&mut self) {
-        for memory in [&mut self.floats, &mut self.gathered, &mut self.scores, &mut self.exchanged] {
+        let floats =
+            [&mut self.floats, &mut self.group, &mut self.gathered, &mut self.scores, &mut self.exchanged];
+        for memory in floats {
             // All bits set are a NaN, also in the bytes beyond the last whole float.
             memory.fill(0xff);
         }
@@ -97,7 +124,8 @@ impl Room {
     /// Content of a buffer.
     #[cfg(test)]
     pub(crate) fn read(&mut self, place: &Place) -> Vec<f32> {
-        let floats: *mut f32 = self.floats.as_mut_ptr().cast();
+        let arena = if place.extent == Extent::GroupRows { &mut self.group } else { &mut self.floats };
+        let floats: *mut f32 = arena.as_mut_ptr().cast();
         // SAFETY: `fit` made room for the place, and the room is ours alone.
         unsafe { Rows::from_raw(floats.add(place.offset), place.rows, place.width).slice(0..place.rows) }
             .to_vec()
@@ -112,6 +140,7 @@ impl Room {
         }
         View {
             floats: self.floats.as_mut_ptr().cast(),
+            group: self.group.as_mut_ptr().cast(),
             codes: self.codes.as_mut_ptr().cast(),
             scales: self.scales.as_mut_ptr().cast(),
             gathered: self.gathered.as_mut_ptr().cast(),
@@ -134,7 +163,10 @@ impl<'a> View<'a> {
     pub(crate) unsafe fn buffer(&self, place: &Place) -> Rows<'a> {
         // SAFETY: `fit` made room for all of the recording's places, zeroed, and they don't overlap;
         // the memory is reached only through `Rows` for as long as `Room` is borrowed.
-        unsafe { Rows::from_raw(self.floats.add(place.offset), place.rows, place.width) }
+        unsafe {
+            let arena = if place.extent == Extent::GroupRows { self.group } else { self.floats };
+            Rows::from_raw(arena.add(place.offset), place.rows, place.width)
+        }
     }
 
     /// Room for the codes and scales of `rows` rows of `width` codes.
@@ -161,7 +193,7 @@ impl<'a> View<'a> {
     /// The recording is the one that the view was made for.
     pub(crate) unsafe fn scores(&self, recorded: &Recorded) -> Rows<'a> {
         // SAFETY: as for `buffer`.
-        unsafe { Rows::from_raw(self.scores, self.workers, recorded.scores) }
+        unsafe { Rows::from_raw(self.scores, self.workers, recorded.sizes.scores) }
     }
 
     /// The lists of choices.
@@ -170,7 +202,7 @@ impl<'a> View<'a> {
     /// The recording is the one that the view was made for.
     pub(crate) unsafe fn choices(&self, recorded: &Recorded) -> Choices<'a> {
         // SAFETY: as for `buffer`.
-        unsafe { Choices::from_raw(self.choices, recorded.choices, recorded.held) }
+        unsafe { Choices::from_raw(self.choices, recorded.sizes.choices, recorded.sizes.held) }
     }
 
     /// Rows of `width` for other lanes, and from them.
@@ -181,8 +213,12 @@ impl<'a> View<'a> {
         // SAFETY: as for `buffer`.
         unsafe {
             [
-                Rows::from_raw(self.exchanged, recorded.sent / width, width),
-                Rows::from_raw(self.exchanged.add(recorded.sent), recorded.received / width, width),
+                Rows::from_raw(self.exchanged, recorded.sizes.sent / width, width),
+                Rows::from_raw(
+                    self.exchanged.add(recorded.sizes.sent),
+                    recorded.sizes.received / width,
+                    width,
+                ),
             ]
         }
     }

@@ -7,7 +7,8 @@ mod support;
 use atom_base::SamplingParams;
 use atom_cpu::{Activations, CpuBackend};
 use atom_ops::{
-    Backend, Collectives, Comm, ExpertRows, ExpertSpec, Extent, Ops, OpsError, RouteSpec, StepShape,
+    Backend, Collectives, Comm, ExpertRows, ExpertSpec, Extent, LoadWeights, Ops, OpsError, RouteSpec,
+    StepShape,
 };
 use atom_weights::DType;
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -4,7 +4,7 @@ mod support;
 
 use atom_base::TokenId;
 use atom_cpu::{Activations, CpuBackend, CpuOptions, Isa, WeightShare};
-use atom_ops::{Backend, Comm, Extent, KvDType, Ops, OpsError, Reserve, StepShape, Weight};
+use atom_ops::{Backend, Comm, Extent, KvDType, LoadWeights, Ops, OpsError, Reserve, StepShape, Weight};
 use atom_weights::{DType, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

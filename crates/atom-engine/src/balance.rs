@@ -1,6 +1,7 @@
 //! Which lane a request goes to. Lanes of a group take every step together, so a group is as fast as
 //! its fullest lane: requests are dealt by the work they add, in the unit of that work, bucket rows.
 
+use atom_base::hash::{FNV_64, fnv1a_64};
 use atom_base::{LaneId, TokenId};
 use std::collections::{HashMap, VecDeque};
 
@@ -169,11 +170,9 @@ impl Balancer {
 
     /// A hash for each whole page, of all tokens up to its end (FNV-1a over tokens).
     fn page_hashes(&self, prompt: &[TokenId]) -> Vec<u64> {
-        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        let mut hash = FNV_64;
         let page = |tokens: &[TokenId]| {
-            for &token in tokens {
-                hash = (hash ^ u64::from(token)).wrapping_mul(0x0000_0100_0000_01b3);
-            }
+            hash = fnv1a_64(hash, tokens.iter().copied());
             hash
         };
         prompt.chunks_exact(self.page_size.min(prompt.len() + 1)).take(PROMPT_PAGES_MAX).map(page).collect()

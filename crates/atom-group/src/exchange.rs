@@ -29,6 +29,8 @@ pub enum Activity {
     Starting,
     /// Sleeping without work.
     Parked,
+    /// Taking in mail and looking for work.
+    Wanting,
     /// Waiting for other lanes' facts.
     Exchanging,
     /// Building its plan.
@@ -39,6 +41,8 @@ pub enum Activity {
     Replaying,
     /// Taking in results.
     Applying,
+    /// Telling its other ranks that the group ends, and waiting for them.
+    Leaving,
     /// Gone.
     Ended,
 }
@@ -194,14 +198,16 @@ impl Exchange {
 }
 
 impl Activity {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 10] = [
         Self::Starting,
         Self::Parked,
+        Self::Wanting,
         Self::Exchanging,
         Self::Committing,
         Self::Recording,
         Self::Replaying,
         Self::Applying,
+        Self::Leaving,
         Self::Ended,
     ];
 
@@ -215,11 +221,13 @@ impl fmt::Display for Activity {
         f.write_str(match self {
             Self::Starting => "starting",
             Self::Parked => "parked",
+            Self::Wanting => "looking for work",
             Self::Exchanging => "in the exchange",
             Self::Committing => "building its plan",
             Self::Recording => "recording",
             Self::Replaying => "replaying",
             Self::Applying => "taking in results",
+            Self::Leaving => "leaving",
             Self::Ended => "gone",
         })
     }

@@ -77,8 +77,9 @@ pub enum LatticeError {
     },
     /// A step would need more workspace than there is.
     #[error(
-        "--max-num-batched-tokens makes steps of {rows} rows (sizes are multiples of {multiple_of}), but the workspace that \
-         fits is that of {rows_workspace_max} rows; lower it to {possible}, or leave more memory free"
+        "--max-num-batched-tokens makes steps of {rows} rows (sizes are multiples of {multiple_of}), but there is workspace for \
+         {rows_workspace_max}; {}give steps more memory",
+        lower(*possible)
     )]
     Workspace {
         /// Rows of the step.
@@ -260,6 +261,10 @@ impl Default for LatticeArgs {
     }
 }
 
+fn lower(possible: u32) -> String {
+    if possible == 0 { String::new() } else { format!("lower it to {possible}, or ") }
+}
+
 fn natural_sizes(rows_max: u32) -> impl Iterator<Item = u32> {
     let next = |&rows: &u32| {
         let step = match rows {
@@ -314,9 +319,11 @@ mod tests {
         let error = bounded(2051).unwrap_err();
         let (rows, multiple_of, rows_workspace_max) = (2052, 6, 2051);
         assert_eq!(error, LatticeError::Workspace { rows, multiple_of, rows_workspace_max, possible: 2046 });
-        for number in ["2052", "2051", "2046", "multiples of 6"] {
+        for number in ["2052", "2051", "lower it to 2046", "multiples of 6"] {
             assert!(error.to_string().contains(number), "{error}");
         }
+        let nothing = bounded(5).unwrap_err().to_string();
+        assert!(nothing.contains("workspace for 5") && !nothing.contains("lower"), "{nothing}");
     }
 
     /// (sglang PR#36262, #33200) Sizes 4, 12, 20 and 28 were not divisible by the attention ranks, which
@@ -342,6 +349,30 @@ mod tests {
                     assert!((500..=600).contains(&lattice.top().rows), "{rows:?}");
                     let mut out = lattice.buckets().iter();
                     assert!(out.all(|b| b.out_rows == b.rows.min(10)), "{rows:?}");
+                }
+            }
+        }
+    }
+
+    /// (vllm PR#46324) Sizes that were no multiple of the rows that a request brings when it verifies drafts
+    /// read beyond them. Every number of drafts, every number of rows.
+    #[test]
+    fn b_57_every_bucket_holds_whole_requests() {
+        for drafts in 0..=8 {
+            for rows_max in (drafts + 1..600).chain([2048, 4097]) {
+                for sizes in [None, Some(vec![rows_max / 2 + 1])] {
+                    let multiple_of = drafts + 1;
+                    let args = LatticeArgs {
+                        rows_max,
+                        max_num_seqs: 1,
+                        sizes,
+                        multiple_of,
+                        ..LatticeArgs::default()
+                    };
+                    let lattice = Lattice::new(&args).unwrap();
+                    let mut rows = lattice.buckets().iter().map(|b| b.rows);
+                    assert!(rows.all(|rows| rows % multiple_of == 0), "{rows_max} rows, {drafts} drafts");
+                    assert!((rows_max..rows_max + multiple_of).contains(&lattice.top().rows));
                 }
             }
         }

@@ -63,7 +63,9 @@ pub use hold::{Prefill, Release};
 pub use lattice::{BUCKETS_MAX, Bucket, GroupRows, Lattice, LatticeArgs, LatticeError};
 pub use life::{Addressee, Letter, Life, RunEnd, Tale};
 pub use meeting::{Meeting, WaitError};
-pub use policy::{Alignment, HOLD_STEPS_MAX, Policy, PolicyError, STARVED_STEPS_MAX, STEP_FIXED_ROWS};
+pub use policy::{
+    Alignment, GROUP_STEP_MS_MAX, HOLD_STEPS_MAX, Policy, PolicyError, STARVED_STEPS_MAX, STEP_FIXED_ROWS,
+};
 pub use settle::{ExitCause, Grant, Grants, GroupStep, StepNote, settle};
 pub use state::{Divergence, GroupState, Patience};
 pub use trace::{

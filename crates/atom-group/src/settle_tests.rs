@@ -189,7 +189,7 @@ fn lanes_that_diverged_are_named_with_both_values() {
 
 /// Lanes that were started differently must not take a single step together.
 #[test]
-fn a_lane_with_another_lattice_policy_or_patience_is_found_at_the_first_exchange() {
+fn b_37_a_lane_with_another_lattice_policy_or_patience_is_found_at_the_first_exchange() {
     let state = |lattice, lanes, record_all| GroupState::new(Arc::new(lattice), lanes, record_all);
     let base = || state(lattice(64, 8, None), 2, true);
     let patience = Patience { min: Duration::from_secs(3), ..Patience::default() };

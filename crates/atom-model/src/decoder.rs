@@ -18,7 +18,7 @@ use crate::mlp::{Mlp, MlpBuffers};
 use crate::moe::{Mixture, MoeBuffers, MoeLayer};
 use crate::shard::{Blocks, ExpertLayout, ShardError, ShardPlan};
 use atom_base::{Mesh, Seat};
-use atom_ops::{AttentionSpec, Backend, Buf, Comm, Extent, Ops, OpsError, Recording, StepShape, Weight};
+use atom_ops::{AttentionSpec, Buf, Comm, Extent, LoadWeights, Ops, OpsError, Recording, StepShape, Weight};
 use atom_weights::{Checkpoint, ModelConfig, WeightsError};
 use std::sync::Arc;
 use thiserror::Error;
@@ -79,12 +79,13 @@ struct Buffers {
 }
 
 impl Model {
-    /// Loads the share of the rank at `seat`. `progress(done, total)` is called once a layer.
+    /// Loads the share of the rank at `seat` into a backend, or into whatever wants to know how it would
+    /// record. `progress(done, total)` is called once a layer.
     pub fn load(
         checkpoint: &Checkpoint,
         (mesh, layout): (&Mesh, ExpertLayout),
         seat: &Seat,
-        backend: &mut dyn Backend,
+        backend: &mut dyn LoadWeights,
         progress: &dyn Fn(usize, usize),
     ) -> Result<Self, ModelError> {
         let config = checkpoint.config().clone();

@@ -133,7 +133,7 @@ impl ExpertExchange for DispatchCombine {
     }
 
     fn buffers(&self, ops: &mut Ops) -> ExchangeBuffers {
-        self.widths.group_buffers(ops, self.widths.spec.top_k * self.widths.hidden)
+        self.widths.group_buffers(ops, self.widths.spec.choices_per_row() * self.widths.hidden)
     }
 
     fn record(&self, ops: &mut Ops, b: &ExchangeBuffers, experts: &Experts, rows: Routed, out: Buf) {
@@ -157,7 +157,7 @@ impl Widths {
     }
 
     fn scratch(&self, ops: &mut Ops, extent: Extent) -> (Buf, Buf) {
-        let width = self.spec.top_k * self.spec.width;
+        let width = self.spec.choices_per_row() * self.spec.width;
         (ops.buffer(extent, 2 * width), ops.buffer(extent, width))
     }
 

@@ -2,7 +2,7 @@
 
 use crate::ModelError;
 use crate::shard::ShardPlan;
-use atom_ops::{Backend, OpsError, Slice, Weight};
+use atom_ops::{LoadWeights, OpsError, Slice, Weight};
 use atom_weights::{Checkpoint, ModelConfig, Tensor};
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ pub(crate) struct Loader<'a> {
     pub(crate) checkpoint: &'a Checkpoint,
     pub(crate) shard: &'a ShardPlan,
     pub(crate) config: &'a ModelConfig,
-    pub(crate) backend: &'a mut dyn Backend,
+    pub(crate) backend: &'a mut dyn LoadWeights,
 }
 
 /// A tensor, and which part of it a rank takes.

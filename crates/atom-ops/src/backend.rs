@@ -79,8 +79,8 @@ pub enum OpsError {
     Device(String),
 }
 
-/// One rank's device: weights, buffers, KV cache, recordings. Owned by the rank's thread.
-pub trait Backend: Send {
+/// What a rank's share of a model is loaded into.
+pub trait LoadWeights {
     /// A matrix for [`crate::Op::Linear`]; the outputs of several slices stand one behind the other.
     fn load_matrix(&mut self, parts: &[Slice]) -> Result<Weight, OpsError>;
 
@@ -93,7 +93,10 @@ pub trait Backend: Send {
 
     /// A table for [`crate::Op::Embed`].
     fn load_table(&mut self, table: &Tensor) -> Result<Weight, OpsError>;
+}
 
+/// One rank's device: weights, buffers, KV cache, recordings. Owned by the rank's thread.
+pub trait Backend: LoadWeights + Send {
     /// Reserves buffers, cache and per-slot state. Called once, after loading.
     fn reserve(&mut self, reserve: &Reserve) -> Result<(), OpsError>;
 

@@ -18,7 +18,7 @@ mod ops;
 mod recording;
 mod step;
 
-pub use backend::{Backend, Collectives, ExpertRows, KvDType, OpsError, Reserve, Slice, Weight};
+pub use backend::{Backend, Collectives, ExpertRows, KvDType, LoadWeights, OpsError, Reserve, Slice, Weight};
 pub use ops::{Ops, Rotary};
 pub use recording::{
     AttentionSpec, Buf, BufSpec, Collective, CollectiveKind, Comm, ExpertSpec, Extent, NO_EXPERT, Op,

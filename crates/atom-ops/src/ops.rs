@@ -159,9 +159,10 @@ impl Ops {
         let extent = self.spec(x).extent;
         let is = |buf: Buf, width: usize| self.spec(buf) == BufSpec { extent, width };
         assert!(is(routes, 2 * spec.top_k), "routes of {x:?}: {:?}", self.spec(routes));
-        assert!(is(inner, 2 * spec.top_k * spec.width), "scratch of gate and up: {:?}", self.spec(inner));
-        assert!(is(gated, spec.top_k * spec.width), "scratch of their product: {:?}", self.spec(gated));
-        let outputs = if sums { 1 } else { spec.top_k };
+        let places = spec.choices_per_row();
+        assert!(is(inner, 2 * places * spec.width), "scratch of gate and up: {:?}", self.spec(inner));
+        assert!(is(gated, places * spec.width), "scratch of their product: {:?}", self.spec(gated));
+        let outputs = if sums { 1 } else { places };
         assert!(is(out, outputs * self.spec(x).width), "outputs of experts: {:?}", self.spec(out));
         let spec = Arc::clone(spec);
         self.ops.push(Op::Experts { x, routes, gate_up, down, spec, inner, gated, sums, out });
@@ -184,7 +185,9 @@ impl Ops {
         let (hidden, top_k) = (self.spec(out).width, self.spec(routes).width / 2);
         assert_eq!(self.spec(out).extent, Extent::Rows);
         assert_eq!(self.spec(routes).extent, Extent::GroupRows);
-        assert_eq!(self.spec(y), BufSpec { extent: Extent::GroupRows, width: top_k * hidden });
+        let places = self.spec(y).width / hidden;
+        assert_eq!(self.spec(y), BufSpec { extent: Extent::GroupRows, width: places * hidden });
+        assert!((1..=top_k).contains(&places), "{places} places for {top_k} choices");
         let held = owners.windows(2).map(|edge| edge[1] - edge[0]).max().expect("a group has lanes");
         let rows = self.shape.lanes * self.shape.rows * top_k.min(held);
         self.meet(CollectiveKind::AllToAll, Comm::Group, rows * hidden);

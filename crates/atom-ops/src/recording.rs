@@ -2,6 +2,7 @@
 
 use crate::backend::Weight;
 use crate::ops::Rotary;
+use atom_base::hash::{FNV_64, fnv1a_64};
 use std::sync::Arc;
 
 /// An activation buffer of a recording.
@@ -119,12 +120,19 @@ pub struct ExpertSpec {
     pub width: usize,
 }
 
+impl ExpertSpec {
+    /// Of a row's choices, how many can fall on experts held here.
+    pub fn choices_per_row(&self) -> usize {
+        self.top_k.min(self.held)
+    }
+}
+
 /// One fused operator. `rows` below is the real row count of the step for the buffer's extent.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     /// `out[r] = table[token[r]]`, dequantised.
     Embed {
-        /// Loaded by [`crate::Backend::load_table`].
+        /// Loaded by [`crate::LoadWeights::load_table`].
         table: Weight,
         /// `[rows, hidden]`
         out: Buf,
@@ -243,26 +251,26 @@ pub enum Op {
     /// and that this rank holds, in ascending order of experts.
     ///
     /// If it `sums`: `out[r] = sum of weight * y(r, e)`, added in that order from 0, for every row, also one
-    /// that chose none of them. If not: `y(r, e)` goes unweighted to the place of the choice, and other
-    /// places are not written.
+    /// that chose none of them. If not: `y(r, e)` goes unweighted to the row's next place in that order, and
+    /// places that are left over are not written. A row has `n = min(top_k, held)` places.
     Experts {
         /// `[rows, hidden]`; rows that chose no expert held here are not read
         x: Buf,
         /// `[rows, 2 top_k]`, see [`Op::Route`]
         routes: Buf,
-        /// Loaded by [`crate::Backend::load_experts`]: `[2 width, hidden]` each, gate then up.
+        /// Loaded by [`crate::LoadWeights::load_experts`]: `[2 width, hidden]` each, gate then up.
         gate_up: Weight,
         /// Loaded alike: `[hidden, width]` each.
         down: Weight,
         /// Who is here.
         spec: Arc<ExpertSpec>,
-        /// Scratch, `[rows, top_k * 2 width]`
+        /// Scratch, `[rows, n * 2 width]`
         inner: Buf,
-        /// Scratch, `[rows, top_k * width]`
+        /// Scratch, `[rows, n * width]`
         gated: Buf,
         /// Whether outputs are weighted and added here.
         sums: bool,
-        /// `[rows, hidden]` if it sums, else `[rows, top_k * hidden]`
+        /// `[rows, hidden]` if it sums, else `[rows, n * hidden]`
         out: Buf,
     },
     /// Rows of all lanes that chose an expert held here come to `out`; other rows of it are not written.
@@ -279,7 +287,7 @@ pub enum Op {
     /// `out[r] = sum of weight * y(r, e)` over the choices of this lane's rows in ascending order of
     /// experts, from 0, wherever `y` was computed.
     CombineRows {
-        /// `[group rows, top_k * hidden]`, as [`Op::Experts`] left it
+        /// `[group rows, n * hidden]`, as [`Op::Experts`] left it
         y: Buf,
         /// `[group rows, 2 top_k]`, gathered
         routes: Buf,
@@ -412,13 +420,8 @@ impl Recording {
     /// Hash of the ordered list of collectives with kind, count, type and communicator. Ranks compare
     /// it before the first replay; equal hashes mean that no collective can meet another one.
     pub fn signature(&self) -> u64 {
-        // FNV-1a: stable across builds and hosts, unlike the standard hasher.
-        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-        let mut eat = |word: u64| {
-            for byte in word.to_le_bytes() {
-                hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-            }
-        };
+        let mut hash = FNV_64;
+        let mut eat = |word: u64| hash = fnv1a_64(hash, word.to_le_bytes());
         for c in &self.collectives {
             eat(c.kind as u64);
             eat(c.comm as u64);

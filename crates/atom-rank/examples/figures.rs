@@ -90,14 +90,14 @@ fn padding(alignment: Option<Alignment>) {
     let stats = host.stats();
     let sum = |of: fn(&LaneStats) -> u64| stats.iter().map(of).sum::<u64>() as f64;
     let (real, padding) = (sum(|l| l.real_rows), sum(|l| l.padding_rows));
-    let (replays, eager) = (sum(|l| l.replays), sum(|l| l.eager_steps));
+    let (replays, eager) = (sum(|l| l.replays), sum(|l| l.eager_steps.total()));
     println!(
         "mixed load, 4 lanes, alignment {}: {:.1}% of the rows of buckets are padding; {:.1}% of {} steps are replays, {} buckets \
          recorded; {:.1}% of {wall:.1?} in replays",
         if alignment.is_some() { "on" } else { "off" },
         100.0 * padding / (real + padding),
         100.0 * replays / (replays + eager),
-        stats[0].replays + stats[0].eager_steps,
+        stats[0].replays + stats[0].eager_steps.total(),
         stats[0].recordings,
         100.0 * stats[0].replay_time.as_secs_f64() / wall.as_secs_f64(),
     );

@@ -1,5 +1,5 @@
-//! Random load on four ranks that share experts, with aborts, preemption, pauses and ranks that fail and are
-//! replaced, for as long as wanted. Every answer is compared with that of the same request alone.
+//! Random load on four ranks that share experts, with aborts, preemption, pauses and ranks that are slow, or fail or
+//! get stuck and are replaced, for as long as wanted. Every answer is compared with that of the same request alone.
 //!
 //! `cargo run --release -p atom-rank --example soak -- --minutes 30 [--seed 1]`
 #![allow(clippy::unwrap_used, reason = "in what it shares with tests")]

@@ -7,7 +7,7 @@
 
 use crate::link::Link;
 use atom_group::{Meeting, WaitError};
-use atom_ops::{Collectives, Comm, OpsError};
+use atom_ops::{Collectives, Comm, OpsError, Recording};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use std::time::Duration;
 /// The shared memory of one communicator.
 pub(crate) struct Window {
     pub(crate) meeting: Meeting,
-    cells: [Box<[Cell]>; 2],
+    cells: [Box<[Cell]>; CELL_SETS],
 }
 
 /// What one member brings to one collective.
@@ -44,6 +44,16 @@ pub(crate) struct SharedCollectives {
     patience_us: AtomicU64,
 }
 
+/// Bytes that a rank keeps for what comes to the collectives of a recording. `hosts` share the group:
+/// what ranks elsewhere bring is kept here too.
+pub fn collective_bytes(recording: &Recording, hosts: usize) -> usize {
+    let largest = |comm| {
+        let of_comm = recording.collectives().iter().filter(|collective| collective.comm == comm);
+        of_comm.map(|collective| collective.elements).max().unwrap_or(0)
+    };
+    CELL_SETS * size_of::<f32>() * (largest(Comm::Lane) + hosts * largest(Comm::Group))
+}
+
 impl Window {
     pub(crate) fn new(members: usize, spins: u32) -> Self {
         let cells = || (0..members).map(|_| Cell::default()).collect();
@@ -51,7 +61,7 @@ impl Window {
     }
 
     fn cells(&self, round: u64) -> &[Cell] {
-        &self.cells[(round % 2) as usize]
+        &self.cells[round as usize % CELL_SETS]
     }
 
     /// What a member on another host brings.
@@ -269,6 +279,9 @@ fn read(cell: &Cell) -> RwLockReadGuard<'_, Brought> {
 fn write(cell: &Cell) -> RwLockWriteGuard<'_, Brought> {
     cell.write().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// One is read while the other is written.
+const CELL_SETS: usize = 2;
 
 #[cfg(test)]
 mod tests {

@@ -1,52 +1,77 @@
 //! The loop of a lane's other ranks: do what the first one posted.
 
-use crate::board::Order;
+use crate::board::{Board, Order};
 use crate::collectives::SharedCollectives;
 use crate::device::Device;
 use crate::lane::RankError;
+use crate::probe::{Stage, Tap};
 use crate::shared::Form;
-use atom_base::Seat;
+use atom_base::{Seat, StepNo};
 use std::sync::{Arc, PoisonError};
 
 /// A rank that holds a share of its lane's heads and columns.
-pub(crate) struct Follower {
+pub(crate) struct Follower<T> {
     form: Option<Arc<Form>>,
     lane_in_group: usize,
     rank_in_lane: usize,
     device: Device,
+    /// Of the last order.
+    step: StepNo,
+    tap: T,
 }
 
-impl Follower {
-    pub(crate) fn new(seat: &Seat, device: Device) -> Self {
+impl<T: Tap> Follower<T> {
+    pub(crate) fn new(seat: &Seat, device: Device, tap: T) -> Self {
         let Seat { lane_in_group, rank_in_lane, .. } = *seat;
-        Self { form: None, lane_in_group, rank_in_lane, device }
+        Self { form: None, lane_in_group, rank_in_lane, device, step: StepNo(0), tap }
     }
 
     /// Begins an epoch.
     pub(crate) fn join(&mut self, form: Arc<Form>, collectives: SharedCollectives) {
         self.form = Some(form);
+        self.step = StepNo(0);
         self.device.join(collectives);
+    }
+
+    /// The step of the last order.
+    pub(crate) fn step(&self) -> StepNo {
+        self.step
     }
 
     /// Runs until told to leave.
     pub(crate) fn run(&mut self) -> Result<(), RankError> {
-        let form = self.form.as_ref().expect("a rank joins before it runs");
+        let form = Arc::clone(self.form.as_ref().expect("a rank joins before it runs"));
         let board = &form.lanes[self.lane_in_group].board;
         for number in 1.. {
-            let order = board.next(number)?;
-            match order {
-                Order::Nothing => {}
-                Order::Record(bucket) => board.note_signature(self.rank_in_lane, self.device.record(bucket)?),
-                Order::Replay(bucket) | Order::Eager(bucket) => {
-                    if matches!(order, Order::Eager(_)) {
-                        self.device.record_anew(bucket)?;
-                    }
-                    let post = board.post_of(number).read().unwrap_or_else(PoisonError::into_inner);
-                    self.device.replay(bucket, &post.plan, &post.group_rows, post.patience)?;
-                }
-                Order::Exit => return Ok(()),
-            }
+            let posted = board.next(number)?;
+            self.step = posted.step;
+            self.tap.reach(self.step, Stage::Commit)?;
+            self.carry_out(posted.order, board, number)?;
             board.done(self.rank_in_lane, number);
+            if matches!(posted.order, Order::Exit) {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self, order: Order, board: &Board, number: u64) -> Result<(), RankError> {
+        match order {
+            Order::Nothing => {}
+            Order::Record(bucket) => {
+                self.tap.reach(self.step, Stage::Record)?;
+                board.note_signature(self.rank_in_lane, self.device.record(bucket)?);
+            }
+            Order::Replay(bucket) | Order::Eager(bucket) => {
+                let post = board.post_of(number).read().unwrap_or_else(PoisonError::into_inner);
+                self.tap.reach(self.step, Stage::Replay)?;
+                if matches!(order, Order::Eager(_)) {
+                    self.device.record_anew(bucket)?;
+                }
+                self.device.replay(bucket, &post.plan, &post.group_rows, post.patience)?;
+                self.tap.reach(self.step, Stage::Apply)?;
+            }
+            Order::Exit => self.tap.reach(self.step, Stage::Leave)?,
         }
         Ok(())
     }

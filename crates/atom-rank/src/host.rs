@@ -3,10 +3,12 @@
 use crate::link::Link;
 use crate::mail::Mail;
 use crate::outbox::EventSink;
+use crate::probe::Probe;
 use crate::shared::{GroupShared, HostShared, LaneShared};
-use crate::starter::Starter;
+use crate::starter::{MakeBackend, Starter};
 use crate::stats::{Health, LaneStats};
 use crate::supervisor::{RankThread, RankThreads, Report, Supervisor};
+use crate::wish::Wish;
 use atom_base::{LaneId, Mesh, RequestId, Seat};
 use atom_engine::{Balancer, EngineLimits, LoadBalance, Placement, Refusal, Request, SchedulerConfig};
 use atom_group::{GroupState, Lattice, Letter, Patience, Policy};
@@ -136,6 +138,27 @@ impl Host {
         backend: impl Fn(&Seat) -> Result<Box<dyn Backend>, OpsError> + Send + Sync + 'static,
         progress: Arc<Progress>,
     ) -> Result<Self, HostError> {
+        Self::start_with(config, checkpoint, Box::new(backend), progress, None)
+    }
+
+    /// The same for a test, which sees every rank come to every stage of its steps, and may spoil it.
+    pub fn start_probed(
+        config: &HostConfig,
+        checkpoint: &Arc<Checkpoint>,
+        backend: impl Fn(&Seat) -> Result<Box<dyn Backend>, OpsError> + Send + Sync + 'static,
+        progress: Arc<Progress>,
+        probe: Arc<dyn Probe>,
+    ) -> Result<Self, HostError> {
+        Self::start_with(config, checkpoint, Box::new(backend), progress, Some(probe))
+    }
+
+    fn start_with(
+        config: &HostConfig,
+        checkpoint: &Arc<Checkpoint>,
+        backend: Box<MakeBackend>,
+        progress: Arc<Progress>,
+        probe: Option<Arc<dyn Probe>>,
+    ) -> Result<Self, HostError> {
         let model = checkpoint.config();
         let scheduler = &config.scheduler;
         let shared = Arc::new(HostShared::new(config));
@@ -153,9 +176,10 @@ impl Host {
         let starter = Arc::new(Starter {
             config: config.clone(),
             checkpoint: Arc::clone(checkpoint),
-            backend: Box::new(backend),
+            backend,
             shared: Arc::clone(&shared),
             progress,
+            probe,
         });
         let ranks = RankThreads::default();
         let supervisor = Supervisor::start(starter, Arc::clone(&ranks), reports);
@@ -240,26 +264,33 @@ impl Host {
         self.shared.health()
     }
 
-    /// Refuses new requests from now on; those that run go on.
+    /// This host and the others of its group refuse new requests from now on; those that run go on.
     pub fn drain(&self) {
-        self.shared.draining.store(true, Ordering::SeqCst);
+        self.wish(|wish| wish.draining = true);
     }
 
-    /// True if lanes of its group are on other hosts.
-    pub fn is_linked(&self) -> bool {
-        self.link.is_some()
-    }
-
-    /// Every group stops after the step it is in, once all of its lanes have seen the wish; requests keep
-    /// what they have and wait, new ones are taken and wait too.
+    /// Every group stops after the step it is in, once all of its lanes have seen the wish, those of other
+    /// hosts too; requests keep what they have and wait, new ones are taken and wait too.
     pub fn pause(&self) {
-        self.shared.paused.store(true, Ordering::SeqCst);
-        self.shared.ring();
+        self.wish(|wish| wish.paused = true);
     }
 
-    /// Ends a [`pause`](Self::pause).
+    /// Ends a [`pause`](Self::pause), whichever host it was asked of.
     pub fn resume(&self) {
-        self.shared.paused.store(false, Ordering::SeqCst);
+        self.wish(|wish| wish.paused = false);
+    }
+
+    /// True when a pause is complete: no lane computes, here or on another host of the group.
+    pub fn is_at_rest(&self) -> bool {
+        self.shared.rests_under().is_some_and(|number| self.shared.wishes.others_rest(number))
+    }
+
+    fn wish(&self, change: impl FnOnce(&mut Wish)) {
+        let wish = self.shared.wishes.make(change);
+        if let Some(link) = &self.link {
+            // A host that can't be reached ends the group by the thread that reads from it.
+            let _ = link.send_wish(&wish);
+        }
         self.shared.ring();
     }
 
@@ -282,7 +313,8 @@ impl Host {
     }
 
     fn stop(&self) {
-        self.drain();
+        // Other hosts hear of it in the facts of this one's lanes.
+        self.shared.wishes.draining.store(true, Ordering::SeqCst);
         if !self.is_supervised.load(Ordering::SeqCst) {
             // The start failed half way: nobody will form the groups that ranks wait for.
             self.shared.groups.iter().for_each(|group| group.end("the host could not start"));
@@ -331,7 +363,7 @@ impl Host {
     /// Chooses a lane for a request and registers where its events go.
     fn register(&self, request: &Request, sink: EventSink) -> Result<LaneId, Refusal> {
         let leaves = || self.shared.groups.iter().any(|group| group.exit.load(Ordering::SeqCst));
-        if self.shared.draining.load(Ordering::SeqCst) || leaves() {
+        if self.shared.wishes.draining.load(Ordering::SeqCst) || leaves() {
             return Err(Refusal::Closed("it is shutting down".into()));
         }
         self.limits.check(request)?;

@@ -7,8 +7,9 @@ use crate::host::HostConfig;
 use crate::link::Link;
 use crate::mail::Mail;
 use crate::outbox::Outbox;
+use crate::probe::{Stage, Tap};
 use crate::shared::{Form, FormLane, GroupShared, LaneShared};
-use crate::stats::Gauges;
+use crate::stats::{EagerCause, Gauges};
 use crate::step_trace::StepTrace;
 use atom_base::{RequestId, Seat, StepNo};
 use atom_engine::{Event, Scheduler};
@@ -25,7 +26,7 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// One lane, as its first rank runs it.
-pub(crate) struct Lane {
+pub(crate) struct Lane<T> {
     group: Arc<GroupShared>,
     /// Of the epoch that runs.
     form: Option<Arc<Form>>,
@@ -33,6 +34,8 @@ pub(crate) struct Lane {
     outbox: Arc<Outbox>,
     start: Instant,
     state: GroupState,
+    /// The step that goes on.
+    step: StepNo,
     scheduler: Scheduler,
     device: Device,
     mail: VecDeque<Mail>,
@@ -45,11 +48,12 @@ pub(crate) struct Lane {
     link: Option<Arc<Link>>,
     /// What this lane last told the group of what the outside wants.
     told: FactsFlags,
-    /// No recording is kept: every step makes its own.
-    eager: bool,
+    /// Why no recording is kept and every step makes its own, if so.
+    eager: Option<EagerCause>,
     fail_on_eager: bool,
     /// Of the group's first lane, with the number of the group.
     step_trace: Option<(Arc<StepTrace>, usize)>,
+    tap: T,
 }
 
 /// What a lane is made of.
@@ -78,8 +82,8 @@ pub(crate) enum RankError {
         "rank {rank} of the lane recorded collectives {theirs:#x}, the lane's first rank {ours:#x}; refused before any replay"
     )]
     Signature { rank: usize, theirs: u64, ours: u64 },
-    #[error("step {step} is no replay (cause: {cause}), which --fail-on-eager does not allow")]
-    Eager { step: StepNo, cause: &'static str },
+    #[error("step {step} is no replay (cause: {}), which --fail-on-eager does not allow", cause.name())]
+    Eager { step: StepNo, cause: EagerCause },
     #[error("lane {lane} of the group reported that it can't go on")]
     Fatal { lane: usize },
 }
@@ -100,8 +104,8 @@ impl RankError {
     }
 }
 
-impl Lane {
-    pub(crate) fn new(parts: LaneParts<'_>) -> Self {
+impl<T: Tap> Lane<T> {
+    pub(crate) fn new(parts: LaneParts<'_>, tap: T) -> Self {
         let LaneParts { config, seat, group, outbox, start, device, step_trace } = parts;
         // Every lane has everybody's facts.
         let step_trace = step_trace.filter(|_| seat.lane_in_group == 0);
@@ -111,6 +115,7 @@ impl Lane {
             outbox,
             start,
             state: config.first_state(),
+            step: StepNo(0),
             scheduler: Scheduler::new(config.scheduler.clone()),
             device,
             mail: VecDeque::new(),
@@ -121,9 +126,10 @@ impl Lane {
             order: 0,
             link: config.link.clone(),
             told: FactsFlags::default(),
-            eager: config.enforce_eager,
+            eager: config.enforce_eager.then_some(EagerCause::EnforceEager),
             fail_on_eager: config.fail_on_eager,
             step_trace: step_trace.map(|trace| (trace, usize::from(seat.group))),
+            tap,
             group,
         }
     }
@@ -135,18 +141,24 @@ impl Lane {
         self.state = config.first_state();
         self.scheduler.start_over(form.lanes[self.lane_in_group].cache_is_lost);
         (self.last_signature, self.last_replay_us, self.order) = (0, 0, 0);
+        self.step = self.state.next_step();
         self.gauges().epoch.store(form.epoch, Ordering::Relaxed);
+        self.gauges().set_counters(&self.scheduler.counters());
         self.form = Some(form);
     }
 
-    /// The step that comes next.
+    /// The step that goes on.
     pub(crate) fn step(&self) -> StepNo {
-        self.state.next_step()
+        self.step
     }
 
     /// Runs until the group ends.
     pub(crate) fn run(&mut self) -> Result<(), RankError> {
         loop {
+            self.step = self.state.next_step();
+            // A lane that slept had no deadline.
+            self.note(Activity::Wanting, self.state.patience());
+            self.tap.reach(self.step, Stage::Want)?;
             // The wish to leave first, then the mail: who asks to leave has taken in what came before.
             let calls = self.calls();
             self.take_mail();
@@ -194,7 +206,7 @@ impl Lane {
         let (now, patience) = (self.now_ms(), patience.as_millis().min(u128::from(u64::MAX)) as u64);
         gauges.deadline_ms.store(now.saturating_add(patience), Ordering::Relaxed);
         gauges.since_ms.store(now, Ordering::Relaxed);
-        self.form().exchange.note(self.lane_in_group, self.state.next_step(), activity);
+        self.form().exchange.note(self.lane_in_group, self.step, activity);
     }
 
     fn take_mail(&mut self) {
@@ -231,7 +243,7 @@ impl Lane {
         self.told = calls.flags();
         let flags = want.flags.with(self.told);
         let mine = Facts {
-            step: self.state.next_step(),
+            step: self.step,
             state_hash: self.state.hash(),
             last_signature: self.last_signature,
             replay_us: self.last_replay_us,
@@ -240,12 +252,18 @@ impl Lane {
         };
         let (start, patience) = (Instant::now(), self.state.patience());
         self.note(Activity::Exchanging, patience);
+        self.tap.reach(self.step, Stage::Exchange)?;
         let form = Arc::clone(self.form.as_ref().expect("a rank joins before it runs"));
         if let Some(link) = &self.link {
             link.send_facts(self.lane_in_group, &mine)
                 .map_err(|error| RankError::Ops(OpsError::Collective(error.to_string())))?;
         }
         form.exchange.exchange(self.lane_in_group, &mine, patience, &mut self.facts)?;
+        self.tap.reach(self.step, Stage::Settle)?;
+        if form.exchange.is_closed() {
+            // Who was held up since may find another thread in its seat: what follows is written there.
+            return Err(ExchangeError::Closed.into());
+        }
         if self.link.is_some() && self.facts.iter().any(|facts| facts.flags.has(FactsFlags::EXIT)) {
             // A group ends as a whole: whoever was told to leave leaves with everybody.
             self.group.exit.store(true, Ordering::SeqCst);
@@ -266,9 +284,10 @@ impl Lane {
     }
 
     fn park(&mut self) -> Result<(), RankError> {
+        self.step = self.state.next_step();
         self.note(Activity::Parked, Duration::MAX);
         let wake = || self.calls().wake(self.told);
-        self.form().exchange.park(self.lane_in_group, self.state.next_step(), wake)?;
+        self.form().exchange.park(self.lane_in_group, self.step, wake)?;
         Ok(())
     }
 
@@ -276,7 +295,8 @@ impl Lane {
         let patience = self.state.patience();
         self.note(Activity::Recording, patience);
         self.next_order(patience)?;
-        self.meetings().board.order(self.order, Order::Record(bucket));
+        self.meetings().board.order(self.order, self.step, Order::Record(bucket));
+        self.tap.reach(self.step, Stage::Record)?;
         let signature = self.device.record(bucket)?;
         if let Some((rank, theirs)) =
             self.meetings().board.wait_signatures(self.order, signature, patience)?
@@ -300,39 +320,49 @@ impl Lane {
             for (rows, grant) in post.group_rows.iter_mut().zip(grants.each(&self.facts)) {
                 *rows = grant.rows();
             }
+            self.tap.reach(self.step, Stage::Commit)?;
             self.scheduler.commit(grants.of(&self.facts[self.lane_in_group]), &mut post.plan);
         }
-        let is_eager = self.eager;
-        board.order(self.order, if is_eager { Order::Eager(bucket) } else { Order::Replay(bucket) });
+        let order = if self.eager.is_some() { Order::Eager(bucket) } else { Order::Replay(bucket) };
+        board.order(self.order, self.step, order);
         self.note(Activity::Replaying, patience);
         let post = board.post_of(self.order).read().unwrap_or_else(PoisonError::into_inner);
+        self.tap.reach(self.step, Stage::Replay)?;
         let start = Instant::now();
-        if is_eager {
+        if let Some(cause) = self.eager {
             if self.fail_on_eager {
-                return Err(RankError::Eager { step: self.state.next_step(), cause: "enforce_eager" });
+                return Err(RankError::Eager { step: self.step, cause });
             }
             self.device.record_anew(bucket)?;
-            Gauges::add(&self.gauges().eager_steps, 1);
+            self.gauges().add_eager(cause);
         }
         let (signature, results) = self.device.replay(bucket, &post.plan, &post.group_rows, patience)?;
         let took = start.elapsed();
         self.last_signature = signature;
         self.last_replay_us = took.as_micros().clamp(1, u128::from(u32::MAX)) as u32;
-        form.exchange.note(self.lane_in_group, self.state.next_step(), Activity::Applying);
+        form.exchange.note(self.lane_in_group, self.step, Activity::Applying);
+        self.tap.reach(self.step, Stage::Apply)?;
         self.scheduler.apply(&post.plan, results, &mut self.events);
         // Counters first: who sees a request end finds them up to date.
-        self.count(bucket, post.plan.rows(), took);
+        self.count(bucket, post.plan.rows(), &post.group_rows, took);
         self.outbox.post(&mut self.events);
         Ok(())
     }
 
-    fn count(&self, bucket: Bucket, rows: usize, took: Duration) {
+    fn count(&self, bucket: Bucket, rows: usize, granted: &[u32], took: Duration) {
+        if self.form().exchange.is_closed() {
+            // As in `note`; whoever begins the next epoch says what it has.
+            return;
+        }
         let gauges = self.gauges();
-        if !self.eager {
+        if self.eager.is_none() {
             Gauges::add(&gauges.replays, 1);
         }
         Gauges::add(&gauges.real_rows, rows as u64);
         Gauges::add(&gauges.padding_rows, (bucket.rows() - rows) as u64);
+        gauges.padding_shares.count(rows, bucket.rows());
+        let fullest = granted.iter().copied().max().unwrap_or(0);
+        gauges.fullest_padding_shares.count(fullest as usize, bucket.rows());
         Gauges::add(&gauges.replay_us, took.as_micros() as u64);
         let experts = self.device.expert_rows();
         Gauges::add(&gauges.expert_rows_chosen, experts.chosen);
@@ -355,10 +385,16 @@ impl Lane {
         Ok(())
     }
 
+    /// The last order has a deadline too: a rank that is stuck must not hold up the end of the others.
     fn leave(&mut self) -> Result<(), RankError> {
+        let patience = self.state.patience();
+        self.note(Activity::Leaving, patience);
+        self.tap.reach(self.step, Stage::Leave)?;
+        self.next_order(patience)?;
+        let board = &self.meetings().board;
+        board.order(self.order, self.step, Order::Exit);
+        board.wait_done(self.order, patience)?;
         self.note(Activity::Ended, Duration::MAX);
-        self.next_order(self.state.patience())?;
-        self.meetings().board.order(self.order, Order::Exit);
         Ok(())
     }
 }

@@ -10,17 +10,24 @@
 //! whose connection ends. A group can't go on without one of its hosts: it ends, with the host's name.
 
 mod frame;
+mod letter;
 mod rendezvous;
 
 pub use rendezvous::{LinkArgs, LinkError};
 
 use crate::shared::GroupShared;
+use crate::starter::text_of;
+use crate::wish::Wish;
 use atom_group::Facts;
-use frame::{Frame, FrameReader, write_bye, write_cell, write_facts, write_heartbeat, write_ready};
+use frame::{
+    Frame, FrameReader, write_bye, write_cell, write_facts, write_heartbeat, write_ready, write_resting,
+    write_wish,
+};
 use std::fmt;
 use std::io::{self, Write};
 use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -39,6 +46,10 @@ pub struct Link {
 pub(crate) enum News {
     /// All of its ranks have loaded.
     Ready,
+    /// Somebody asked it for something.
+    Wish(Wish),
+    /// It rests under the wish of this number.
+    Resting(u64),
     /// It is gone, and why.
     Gone(String),
 }
@@ -110,6 +121,16 @@ impl Link {
         self.send(write_ready)
     }
 
+    /// Tells of a wish that was made here.
+    pub(crate) fn send_wish(&self, wish: &Wish) -> io::Result<()> {
+        self.send(|out| write_wish(out, wish))
+    }
+
+    /// Says that the lanes of this host rest under a wish.
+    pub(crate) fn say_resting(&self, number: u64) -> io::Result<()> {
+        self.send(|out| write_resting(out, number))
+    }
+
     /// Says why this host leaves, once. Peers that can't be told find the connection closed.
     pub(crate) fn say_farewell(&self, why: &str) {
         if !self.farewell_said.swap(true, Ordering::SeqCst) {
@@ -132,7 +153,7 @@ impl Link {
             let own = node * each..(node + 1) * each;
             let body = move || {
                 let (mut form, mut is_ready) = (None, false);
-                let why = read_all(stream, |frame| {
+                let take = |frame: Frame<'_>| {
                     match (frame, &form) {
                         (Frame::Ready, _) if !std::mem::replace(&mut is_ready, true) => {
                             tell(node, News::Ready);
@@ -149,10 +170,16 @@ impl Link {
                         }
                         // Without a form the group has ended, and nobody looks any more.
                         (Frame::Facts { .. } | Frame::Cell { .. }, None) if is_ready => {}
+                        (Frame::Wish(wish), _) => tell(node, News::Wish(wish)),
+                        (Frame::Resting(number), _) => tell(node, News::Resting(number)),
                         (Frame::Heartbeat | Frame::Bye(_), _) => {}
                         (Frame::Ready | Frame::Facts { .. } | Frame::Cell { .. }, _) => return Err(NONSENSE),
                     }
                     Ok(())
+                };
+                // Who reads no more must say so: a group that is parked would notice nothing.
+                let why = catch_unwind(AssertUnwindSafe(|| read_all(stream, take))).unwrap_or_else(|panic| {
+                    format!("the thread that reads from it panicked: {}", text_of(&*panic))
                 });
                 tell(node, News::Gone(why));
             };

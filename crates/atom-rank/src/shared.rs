@@ -8,6 +8,7 @@ use crate::mail::Mailbox;
 use crate::outbox::Outbox;
 use crate::stats::{Gauges, Health, LaneHealth};
 use crate::step_trace::StepTrace;
+use crate::wish::Wishes;
 use atom_base::{LaneId, Mesh, Seat};
 use atom_engine::Plan;
 use atom_group::machine::behind;
@@ -28,16 +29,15 @@ pub(crate) struct HostShared {
     /// What every group's first lane tells of each step, if somebody wants to know.
     pub(crate) step_trace: Option<Arc<StepTrace>>,
     fault: OnceLock<String>,
-    pub(crate) draining: AtomicBool,
-    /// Every lane asks its group to rest.
-    pub(crate) paused: Arc<AtomicBool>,
+    /// What the outside wants of all groups.
+    pub(crate) wishes: Wishes,
 }
 
 /// What a group keeps over its epochs.
 pub(crate) struct GroupShared {
     pub(crate) lanes: Vec<LaneShared>,
     pub(crate) exit: AtomicBool,
-    /// See [`HostShared::paused`].
+    /// See [`Wishes::paused`].
     pub(crate) paused: Arc<AtomicBool>,
     standing: Mutex<Standing>,
     changed: Condvar,
@@ -80,16 +80,9 @@ pub(crate) struct FormLane {
 impl HostShared {
     pub(crate) fn new(config: &HostConfig) -> Self {
         let mesh = config.mesh;
-        let paused = Arc::new(AtomicBool::new(false));
-        let group = || {
-            Arc::new(GroupShared {
-                lanes: (0..mesh.lanes_per_group()).map(|_| LaneShared::default()).collect(),
-                exit: AtomicBool::new(false),
-                paused: Arc::clone(&paused),
-                standing: Mutex::new(Standing::Forming { last: None, why: "ranks are loading".into() }),
-                changed: Condvar::new(),
-            })
-        };
+        let (node, nodes) = config.link.as_ref().map_or((0, 1), |link| (link.node(), link.nodes()));
+        let wishes = Wishes::new(node, nodes);
+        let group = || Arc::new(GroupShared::new(mesh.lanes_per_group(), Arc::clone(&wishes.paused)));
         let groups = (0..mesh.groups()).map(|_| group()).collect();
         let lanes = mesh.lanes();
         let start = Instant::now();
@@ -102,8 +95,7 @@ impl HostShared {
             groups,
             outbox: Outbox::new(mesh.lanes()),
             fault: OnceLock::new(),
-            draining: AtomicBool::new(false),
-            paused,
+            wishes,
         }
     }
 
@@ -139,6 +131,13 @@ impl HostShared {
         self.local_lanes().all(|lane| lane.gauges.ready.load(Ordering::SeqCst))
     }
 
+    /// The number of the wish under which this host's lanes rest, if they do: none of them brings facts
+    /// any more but such as ask for a rest.
+    pub(crate) fn rests_under(&self) -> Option<u64> {
+        let number = self.wishes.pause()?;
+        self.health().lanes.iter().all(|lane| lane.activity == Activity::Parked).then_some(number)
+    }
+
     pub(crate) fn health(&self) -> Health {
         let now_ms = self.start.elapsed().as_millis() as u64;
         let mut lanes = Vec::with_capacity(self.local.len());
@@ -162,8 +161,8 @@ impl HostShared {
         }
         Health {
             ready: self.is_ready(),
-            draining: self.draining.load(Ordering::SeqCst),
-            paused: self.paused.load(Ordering::SeqCst),
+            draining: self.wishes.draining.load(Ordering::SeqCst),
+            paused: self.wishes.paused.load(Ordering::SeqCst),
             forming: self.groups.iter().find_map(|group| group.forming()),
             fault: self.fault.get().cloned(),
             lanes,
@@ -172,6 +171,16 @@ impl HostShared {
 }
 
 impl GroupShared {
+    pub(crate) fn new(lanes: usize, paused: Arc<AtomicBool>) -> Self {
+        Self {
+            lanes: (0..lanes).map(|_| LaneShared::default()).collect(),
+            exit: AtomicBool::new(false),
+            paused,
+            standing: Mutex::new(Standing::Forming { last: None, why: "ranks are loading".into() }),
+            changed: Condvar::new(),
+        }
+    }
+
     /// Waits for an epoch after `seen`; the reason if there will be none.
     pub(crate) fn next_form(&self, seen: u64) -> Result<Arc<Form>, String> {
         let mut standing = self.lock();

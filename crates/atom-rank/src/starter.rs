@@ -5,9 +5,10 @@ use crate::device::Device;
 use crate::follower::Follower;
 use crate::host::{HostConfig, Progress, StartError};
 use crate::lane::{Lane, LaneParts, RankError};
+use crate::probe::{Probe, Tap, Tapped, Untapped};
 use crate::shared::{Form, HostShared};
 use crate::supervisor::{Report, Tenure};
-use atom_base::Seat;
+use atom_base::{Seat, StepNo};
 use atom_group::{Life, Loss, RunEnd, Tale};
 use atom_model::Model;
 use atom_ops::{Backend, OpsError, Reserve, StepShape};
@@ -25,12 +26,16 @@ pub(crate) struct Starter {
     pub(crate) backend: Box<MakeBackend>,
     pub(crate) shared: Arc<HostShared>,
     pub(crate) progress: Arc<Progress>,
+    /// A test's.
+    pub(crate) probe: Option<Arc<dyn Probe>>,
 }
 
 /// A loaded rank: the one that leads its lane, or another.
-enum Member {
-    Leader(Box<Lane>),
-    Follower(Box<Follower>),
+trait Member {
+    fn join(&mut self, config: &HostConfig, seat: &Seat, form: &Arc<Form>);
+    fn run(&mut self) -> Result<(), RankError>;
+    /// In which it is, or was last.
+    fn step(&self) -> StepNo;
 }
 
 impl Starter {
@@ -50,7 +55,13 @@ impl Starter {
     }
 
     /// Takes part in every epoch, until the group has ended or the seat is somebody else's.
-    fn epochs(&self, seat: &Seat, tenure: &Arc<Tenure>, mut member: Member, reports: &mpsc::Sender<Report>) {
+    fn epochs(
+        &self,
+        seat: &Seat,
+        tenure: &Arc<Tenure>,
+        mut member: Box<dyn Member>,
+        reports: &mpsc::Sender<Report>,
+    ) {
         let group = &self.shared.groups[usize::from(seat.group)];
         let (mut life, mut next, mut said) = (Life::Await { seen: 0 }, None, String::new());
         loop {
@@ -62,7 +73,7 @@ impl Starter {
                 }
                 Life::Run { epoch } => {
                     let form = next.take().expect("an epoch was waited for");
-                    let (end, why) = self.run(seat, &mut member, &form);
+                    let (end, why) = self.run(seat, &mut *member, &form);
                     said = why;
                     Life::ran(epoch, end, !tenure.is_over())
                 }
@@ -81,9 +92,9 @@ impl Starter {
     }
 
     /// One epoch of a member, and why it ended.
-    fn run(&self, seat: &Seat, member: &mut Member, form: &Arc<Form>) -> (RunEnd, String) {
+    fn run(&self, seat: &Seat, member: &mut dyn Member, form: &Arc<Form>) -> (RunEnd, String) {
         let run = catch_unwind(AssertUnwindSafe(|| {
-            member.join(self, seat, form);
+            member.join(&self.config, seat, form);
             member.run()
         }));
         match run {
@@ -91,10 +102,10 @@ impl Starter {
             Ok(Err(error)) if error.blames_others() => (RunEnd::Alone, error.to_string()),
             Ok(Err(error)) => {
                 let loss = if error.is_divergence() { Loss::Diverged } else { Loss::Ended };
-                (RunEnd::Lost(loss), format!("{}{error}", member.at()))
+                (RunEnd::Lost(loss), format!("step {}: {error}", member.step()))
             }
             Err(panic) => {
-                let why = format!("{}panicked: {}", member.at(), text_of(&*panic));
+                let why = format!("step {}: panicked: {}", member.step(), text_of(&*panic));
                 (RunEnd::Lost(Loss::Ended), why)
             }
         }
@@ -127,53 +138,69 @@ impl Starter {
         Ok(Device::new(backend, model, &reserve, seat.lane_in_group)?)
     }
 
-    fn member(&self, seat: &Seat, device: Device) -> Member {
-        let group = Arc::clone(&self.shared.groups[usize::from(seat.group)]);
-        if seat.rank_in_lane > 0 {
-            return Member::Follower(Box::new(Follower::new(seat, device)));
+    /// Decided once in the life of a rank: the loops of a product know nothing of probes.
+    fn member(&self, seat: &Seat, device: Device) -> Box<dyn Member> {
+        match &self.probe {
+            None => self.tapped(seat, device, Untapped),
+            Some(probe) => self.tapped(seat, device, Tapped { probe: Arc::clone(probe), rank: seat.rank }),
         }
-        Member::Leader(Box::new(Lane::new(LaneParts {
+    }
+
+    fn tapped(&self, seat: &Seat, device: Device, tap: impl Tap) -> Box<dyn Member> {
+        if seat.rank_in_lane > 0 {
+            return Box::new(Follower::new(seat, device, tap));
+        }
+        let parts = LaneParts {
             config: &self.config,
             seat,
-            group,
+            group: Arc::clone(&self.shared.groups[usize::from(seat.group)]),
             outbox: Arc::clone(&self.shared.outbox),
             start: self.shared.start,
             device,
             step_trace: self.shared.step_trace.clone(),
-        })))
+        };
+        Box::new(Lane::new(parts, tap))
     }
 }
 
-impl Member {
-    fn join(&mut self, starter: &Starter, seat: &Seat, form: &Arc<Form>) {
-        let collectives = SharedCollectives::new(
-            (Arc::clone(&form.lanes[seat.lane_in_group].window), seat.rank_in_lane),
-            (Arc::clone(&form.window), seat.lane_in_group),
-            starter.config.link.clone(),
-        );
-        match self {
-            Self::Leader(lane) => lane.join(Arc::clone(form), collectives, &starter.config),
-            Self::Follower(follower) => follower.join(Arc::clone(form), collectives),
-        }
+impl<T: Tap> Member for Lane<T> {
+    fn join(&mut self, config: &HostConfig, seat: &Seat, form: &Arc<Form>) {
+        self.join(Arc::clone(form), collectives(config, seat, form), config);
     }
 
     fn run(&mut self) -> Result<(), RankError> {
-        match self {
-            Self::Leader(lane) => lane.run(),
-            Self::Follower(follower) => follower.run(),
-        }
+        self.run()
     }
 
-    /// Where it was, for messages: `step 17: `, if it knows.
-    fn at(&self) -> String {
-        match self {
-            Self::Leader(lane) => format!("step {}: ", lane.step()),
-            Self::Follower(_) => String::new(),
-        }
+    fn step(&self) -> StepNo {
+        self.step()
     }
 }
 
-fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
+impl<T: Tap> Member for Follower<T> {
+    fn join(&mut self, config: &HostConfig, seat: &Seat, form: &Arc<Form>) {
+        self.join(Arc::clone(form), collectives(config, seat, form));
+    }
+
+    fn run(&mut self) -> Result<(), RankError> {
+        self.run()
+    }
+
+    fn step(&self) -> StepNo {
+        self.step()
+    }
+}
+
+fn collectives(config: &HostConfig, seat: &Seat, form: &Form) -> SharedCollectives {
+    SharedCollectives::new(
+        (Arc::clone(&form.lanes[seat.lane_in_group].window), seat.rank_in_lane),
+        (Arc::clone(&form.window), seat.lane_in_group),
+        config.link.clone(),
+    )
+}
+
+/// What a panic says.
+pub(crate) fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())
 }

@@ -1,5 +1,6 @@
 //! What can be read from outside while lanes run: counters, activity, health.
 
+use crate::shares::{PaddingShares, ShareGauge};
 use atom_base::{LaneId, StepNo};
 use atom_engine::Counters;
 use atom_group::Activity;
@@ -13,14 +14,18 @@ pub struct LaneStats {
     pub epoch: u64,
     /// Steps that replayed a recording.
     pub replays: u64,
-    /// Steps that were no replay: `--enforce-eager`, and nothing else makes one.
-    pub eager_steps: u64,
+    /// Steps that were no replay, by [`EagerCause`].
+    pub eager_steps: EagerSteps,
     /// Buckets recorded.
     pub recordings: u64,
     /// Rows computed for requests.
     pub real_rows: u64,
     /// Rows of buckets that no request used.
     pub padding_rows: u64,
+    /// Of this lane, step by step.
+    pub padding_shares: PaddingShares,
+    /// The same of the group's fullest lane: what `--padding-max` bounds.
+    pub fullest_padding_shares: PaddingShares,
     /// Experts that rows of this lane were routed to, over all layers.
     pub expert_rows_chosen: u64,
     /// Of those and other lanes', what this lane's first rank computed its share of.
@@ -38,6 +43,17 @@ pub struct LaneStats {
     /// The scheduler's counters.
     pub counters: Counters,
 }
+
+/// Why a step was no replay of a recording that was there before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EagerCause {
+    /// `--enforce-eager`: no recording is kept.
+    EnforceEager,
+}
+
+/// Steps that were no replay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EagerSteps([u64; EagerCause::ALL.len()]);
 
 /// How one lane is.
 #[derive(Clone, Debug)]
@@ -77,10 +93,12 @@ pub(crate) struct Gauges {
     pub(crate) ready: AtomicBool,
     pub(crate) epoch: AtomicU64,
     pub(crate) replays: AtomicU64,
-    pub(crate) eager_steps: AtomicU64,
+    eager_steps: [AtomicU64; EagerCause::ALL.len()],
     pub(crate) recordings: AtomicU64,
     pub(crate) real_rows: AtomicU64,
     pub(crate) padding_rows: AtomicU64,
+    pub(crate) padding_shares: ShareGauge,
+    pub(crate) fullest_padding_shares: ShareGauge,
     pub(crate) expert_rows_chosen: AtomicU64,
     pub(crate) expert_rows_computed: AtomicU64,
     pub(crate) held_steps: AtomicU64,
@@ -96,7 +114,37 @@ pub(crate) struct Gauges {
     counters: [AtomicU64; 11],
 }
 
+impl EagerCause {
+    /// Every cause that there is. A bucket that was not recorded is none: `settle` replays what was
+    /// recorded and nothing else. What a group makes while it serves is a step of its own
+    /// ([`LaneStats::recordings`]).
+    pub const ALL: [Self; 1] = [Self::EnforceEager];
+
+    /// As metrics and messages have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::EnforceEager => "enforce_eager",
+        }
+    }
+}
+
+impl EagerSteps {
+    /// Of any cause.
+    pub fn total(self) -> u64 {
+        self.0.iter().sum()
+    }
+
+    /// Of one cause.
+    pub fn by(self, cause: EagerCause) -> u64 {
+        self.0[cause as usize]
+    }
+}
+
 impl Gauges {
+    pub(crate) fn add_eager(&self, cause: EagerCause) {
+        Self::add(&self.eager_steps[cause as usize], 1);
+    }
+
     pub(crate) fn add(counter: &AtomicU64, value: u64) {
         counter.fetch_add(value, Ordering::Relaxed);
     }
@@ -126,10 +174,12 @@ impl Gauges {
         LaneStats {
             epoch: get(&self.epoch),
             replays: get(&self.replays),
-            eager_steps: get(&self.eager_steps),
+            eager_steps: EagerSteps(std::array::from_fn(|at| get(&self.eager_steps[at]))),
             recordings: get(&self.recordings),
             real_rows: get(&self.real_rows),
             padding_rows: get(&self.padding_rows),
+            padding_shares: self.padding_shares.read(),
+            fullest_padding_shares: self.fullest_padding_shares.read(),
             expert_rows_chosen: get(&self.expert_rows_chosen),
             expert_rows_computed: get(&self.expert_rows_computed),
             held_steps: get(&self.held_steps),

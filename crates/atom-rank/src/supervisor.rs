@@ -48,6 +48,8 @@ pub(crate) struct Supervisor {
     threads: RankThreads,
     reports: Sender<Report>,
     groups: Vec<Watched>,
+    /// The last wish of which other hosts were told that this one rests under it.
+    said_resting: u64,
 }
 
 /// What the supervisor knows of one group.
@@ -91,7 +93,7 @@ impl Supervisor {
         };
         let groups = (0..mesh.groups()).map(group).collect();
         let local = starter.shared.local.clone();
-        let mut supervisor = Self { starter, threads, reports, groups };
+        let mut supervisor = Self { starter, threads, reports, groups, said_resting: 0 };
         for seat in mesh.seats().filter(|seat| local.contains(&usize::from(seat.lane.0))) {
             supervisor.spawn(seat)?;
         }
@@ -115,6 +117,7 @@ impl Supervisor {
                 // Not while this very thread holds a sender.
                 Err(RecvTimeoutError::Disconnected) => return,
             }
+            self.say_resting();
         }
     }
 
@@ -157,6 +160,13 @@ impl Supervisor {
                 self.groups[0].watch.host_ready();
                 self.form_if_complete(0);
             }
+            Report::Host { news: News::Wish(wish), .. } => {
+                self.shared().wishes.hear(&wish);
+                self.shared().ring();
+            }
+            Report::Host { node, news: News::Resting(number) } => {
+                self.shared().wishes.note_resting(node, number);
+            }
             Report::Host { node, news: News::Gone(why) } => {
                 let group = &self.shared().groups[0];
                 // On the way out hosts leave one after the other.
@@ -184,16 +194,19 @@ impl Supervisor {
                 let missing = form.missing();
                 // Nobody is behind: then it is the one who complains that can't go on.
                 let seats = if missing.is_empty() { vec![seat] } else { self.seats_at(group, &missing) };
-                let names: Vec<_> = seats
-                    .iter()
-                    .map(|lost| {
-                        let Sighting { step, activity, .. } = form.exchange.sighting(lost.lane_in_group);
-                        format!("rank {} (lane {}, {activity} at step {step})", lost.rank, lost.lane)
-                    })
-                    .collect();
-                let why = format!("{} did not come; {}", names.join(" and "), reason(&seat, &why));
+                let why = format!("{} did not come; {}", sighted(&form, &seats), reason(&seat, &why));
                 self.lose(group, Loss::Stuck, &seats, &why);
             }
+        }
+    }
+
+    /// Whoever asked for a pause wants to know when it is complete.
+    fn say_resting(&mut self) {
+        let Some(link) = &self.starter.config.link else { return };
+        if let Some(number) = self.shared().rests_under().filter(|number| *number > self.said_resting) {
+            // As in `Host::wish`.
+            let _ = link.say_resting(number);
+            self.said_resting = number;
         }
     }
 
@@ -245,7 +258,10 @@ impl Supervisor {
                     let missing = form.missing();
                     let missing = if missing.is_empty() { vec![(lane, 0)] } else { missing };
                     let seats = self.seats_at(number, &missing);
-                    let why = format!("{sighting} is {late} ms past its deadline");
+                    let late_lane = self.shared().lanes_of(number)[lane];
+                    let names = sighted(&form, &seats);
+                    let why =
+                        format!("{names} did not come; lane {late_lane} is {late} ms past its deadline");
                     self.lose(number, Loss::Stuck, &seats, &why);
                     break;
                 }
@@ -373,6 +389,15 @@ impl Supervisor {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         Ok(())
     }
+}
+
+/// Ranks with what their lanes were last seen doing.
+fn sighted(form: &Form, seats: &[Seat]) -> String {
+    let name = |seat: &Seat| {
+        let Sighting { step, activity, .. } = form.exchange.sighting(seat.lane_in_group);
+        format!("rank {} (lane {}, {activity} at step {step})", seat.rank, seat.lane)
+    };
+    seats.iter().map(name).collect::<Vec<_>>().join(" and ")
 }
 
 /// Health must be red within a second of a deadline.

@@ -1,16 +1,18 @@
 //! Faults that engines of this kind had in public, as tests named after the numbers that they are filed
 //! under here. Each says where it was reported and when it struck.
 //!
-//! Elsewhere: B-02, 07, 17, 20, 21 beside this file; B-05, 06, 08, 14, 29, 30, 31, 34, 40, 42 in
-//! `atom-group` and `atom-sim`, B-82 with the balancer, B-16 under shuttle in `atom-group`.
+//! Elsewhere: B-02, 07, 17, 20, 21, 42 beside this file; B-05, 06, 08, 14, 29, 30, 31, 34, 37, 40, 42, 57 in
+//! `atom-group` and `atom-sim`, B-82 with the balancer and over HTTP, B-16 under shuttle in `atom-group`.
+//! docs/lockstep.md has all of them with their tests.
 //!
-//! Not applicable as long as there is no such thing: speculation (B-12, 26, 27, 56, 57, 75, 77, 78), grammar
-//! (B-75), recurrent state (the model of B-11), rebalancing of experts (B-47 to B-51, 53), prefill and
-//! decode on different hosts (B-26, the transfer of B-35), processes as ranks (B-52), tuning at start (B-37),
-//! a hierarchical cache (B-83), kernels and buffers of GPUs (B-41, 43, 44, 60).
+//! Not applicable as long as there is no such thing: speculation (B-12, 26, 27, 56, 75, 77, 78), grammar
+//! (B-75), recurrent state (the model of B-11), rebalancing of experts (B-47 to B-51), prefill and decode on
+//! different hosts (B-26, the transfer of B-35), a hierarchical cache (B-83), kernels of GPUs (B-41, 44, 60).
 #![allow(clippy::unwrap_used, reason = "in tests, also in their helper functions")]
 
 mod common;
+#[path = "bug_log/faults.rs"]
+mod faults;
 #[path = "bug_log/group.rs"]
 mod group;
 #[path = "bug_log/numerics.rs"]

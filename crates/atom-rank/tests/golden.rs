@@ -98,13 +98,15 @@ fn group(ranks: u16, expert_parallel: bool, exchange: ExchangeChoice) -> Setup {
     Setup { mesh: mesh(ranks, 1, true), experts, ..Setup::default() }
 }
 
-/// DTP2 and DTP4: every rank has a slice of each expert.
+/// DTP2, DTP4 and DTP8: every rank has a slice of each expert.
 #[test]
 fn slices_of_experts_in_every_rank_agree_with_the_reference() {
     for name in MIXTURES {
         check(name, &group(2, false, ExchangeChoice::Auto));
     }
     check("mixtral", &Setup { threads: 2, ..group(4, false, ExchangeChoice::Gather) });
+    check("qwen3_moe", &group(8, false, ExchangeChoice::Auto));
+    check("glm4_moe", &group(8, false, ExchangeChoice::Gather));
 }
 
 /// DEP2, DEP4 and DEP8: every rank has some experts whole; both exchanges.

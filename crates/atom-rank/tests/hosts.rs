@@ -10,47 +10,26 @@ use atom_model::{ExchangeChoice, ExpertLayout};
 use atom_ops::{Backend, OpsError, StepInputs};
 use atom_rank::{Host, Link, LinkArgs};
 use common::hooked::{Hooked, Hooks};
+use common::hosts::{Hosts, free_port, start_hosts};
 use common::{Setup, ask, expert_parallel, mesh, request, rest, send, tiny};
-use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Hosts of one group, each with its link.
-struct Hosts {
-    hosts: Vec<Host>,
-    links: Vec<Arc<Link>>,
-}
-
-fn free_port() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
-}
-
-/// Starts all hosts at once: each waits for the others. `fault(node)` spoils the ranks of a host.
+/// `fault` spoils the ranks of a host after so many replays.
 fn start(setup: &Setup, nodes: usize, fault: Option<(usize, usize)>) -> Hosts {
-    let master = free_port();
-    let one = |node: usize| {
-        let (setup, master) = (setup.clone(), master.clone());
-        move || {
-            let patience = Duration::from_secs(60);
-            let link = LinkArgs { nodes, node, master, fingerprint: 1, patience };
-            let link = Arc::new(Link::connect(&link).unwrap());
-            let setup = Setup { link: Some(Arc::clone(&link)), ..setup };
-            let cpu = setup.cpu();
-            let backend = move |seat: &atom_base::Seat| {
-                let inner = cpu(seat)?;
-                Ok(match fault {
-                    Some((at, replays_left)) if at == node => {
-                        Box::new(Hooked { inner, hooks: Failing { replays_left } }) as Box<dyn Backend>
-                    }
-                    _ => inner,
-                })
-            };
-            (setup.start_with(&tiny("qwen3_moe"), backend), link)
-        }
-    };
-    let threads: Vec<_> = (0..nodes).map(|node| std::thread::spawn(one(node))).collect();
-    let (hosts, links) = threads.into_iter().map(|thread| thread.join().unwrap()).unzip();
-    Hosts { hosts, links }
+    start_hosts(setup, nodes, |node, setup| {
+        let cpu = setup.cpu();
+        let backend = move |seat: &atom_base::Seat| {
+            let inner = cpu(seat)?;
+            Ok(match fault {
+                Some((at, replays_left)) if at == node => {
+                    Box::new(Hooked { inner, hooks: Failing { replays_left } }) as Box<dyn Backend>
+                }
+                _ => inner,
+            })
+        };
+        setup.start_with(&tiny("qwen3_moe"), backend)
+    })
 }
 
 struct Failing {
@@ -218,4 +197,103 @@ fn b_23_hosts_wait_for_each_other_without_a_deadline() {
     });
     let hosts = [first.join().unwrap(), second.join().unwrap()];
     assert_eq!(ask(&hosts[0], sampled(0, 1, 20, 5)).tokens.len(), 5);
+}
+
+/// A process that died while another one still loaded was missed only when the group met.
+#[test]
+fn a_host_that_dies_while_another_loads_ends_the_start_by_name() {
+    let master = free_port();
+    let connect = move |node: usize| {
+        let patience = Duration::from_secs(60);
+        let args = LinkArgs { nodes: 2, node, master: master.clone(), fingerprint: 1, patience };
+        Arc::new(Link::connect(&args).unwrap())
+    };
+    let (loads, loading) = std::sync::mpsc::channel();
+    let (open, gate) = std::sync::mpsc::channel::<()>();
+    let first = connect.clone();
+    let first = std::thread::spawn(move || {
+        let setup = Setup { link: Some(first(0)), ..dep(2) };
+        let (cpu, gate) = (setup.cpu(), std::sync::Mutex::new(gate));
+        let backend = move |seat: &atom_base::Seat| {
+            loads.send(()).unwrap();
+            // Opened by the end of the test.
+            let _ = gate.lock().unwrap().recv();
+            cpu(seat)
+        };
+        Host::start(&setup.config(), &tiny("qwen3_moe"), backend, Arc::new(|_, _, _| {})).err()
+    });
+    let second = connect(1);
+    loading.recv().unwrap();
+    second.close();
+    let error = first.join().unwrap().expect("it can't start").to_string();
+    assert!(error.contains("host 1 is gone"), "{error}");
+    drop(open);
+}
+
+/// Whichever host is asked, all of them rest, and go on.
+#[test]
+fn a_pause_of_one_host_is_the_groups() {
+    let setup = dep(4);
+    let alone = setup.start(&tiny("qwen3_moe"));
+    let expected: Vec<_> = (0..4).map(|i| ask(&alone, sampled(i as u16, i, 30, 100)).ids()).collect();
+    let Hosts { hosts, .. } = start(&setup, 2, None);
+    for (asked, other) in [(0, 1), (1, 0)] {
+        let mut pending: Vec<_> =
+            (0..3).map(|i| send(&hosts[i / 2], sampled(i as u16 % 2, i as u32, 30, 100))).collect();
+        assert!(matches!(pending[0].next(), Event::Started { .. }));
+        hosts[asked].pause();
+        until(|| hosts[asked].is_at_rest());
+        let health = hosts[other].health();
+        let is_parked = |lane: &atom_rank::LaneHealth| lane.activity == atom_group::Activity::Parked;
+        assert!(health.paused && health.lanes.iter().all(is_parked), "{health:?}");
+        let replays = || hosts.iter().map(|host| host.stats()[0].replays).collect::<Vec<_>>();
+        let before = replays();
+        // What comes now is taken, and waits.
+        pending.push(send(&hosts[1], sampled(1, 3, 30, 100)));
+        until(|| hosts[other].is_at_rest());
+        hosts.iter().for_each(rest);
+        assert_eq!(replays(), before);
+        assert!(hosts.iter().all(|host| host.open_requests() > 0));
+        hosts[other].resume();
+        for (pending, expected) in pending.into_iter().zip(&expected) {
+            let answer = pending.wait();
+            assert_eq!(answer.ids(), *expected, "{asked}");
+        }
+        hosts.iter().for_each(rest);
+        assert!(hosts.iter().all(|host| !host.health().paused && !host.is_at_rest()));
+    }
+}
+
+/// A paused group that one host is told to leave works off what all of its hosts have taken.
+#[test]
+fn a_drain_and_an_exit_of_one_host_are_the_groups() {
+    let Hosts { hosts, .. } = start(&dep(2), 2, None);
+    hosts[0].pause();
+    until(|| hosts[0].is_at_rest());
+    let pending = [0, 1].map(|host: usize| send(&hosts[host], sampled(0, host as u32, 20, 40)));
+    hosts[1].drain();
+    until(|| hosts.iter().all(|host| host.health().draining));
+    for host in &hosts {
+        let refused = host.submit(sampled(0, 9, 20, 2), Box::new(|_| {}));
+        assert!(matches!(refused, Err(Refusal::Closed(_))), "{refused:?}");
+    }
+    let mut hosts = hosts.into_iter();
+    let (first, second) = (hosts.next().unwrap(), hosts.next().unwrap());
+    let stopping = std::thread::spawn(move || first.shutdown());
+    for pending in pending {
+        let answer = pending.wait();
+        assert_eq!((answer.tokens.len(), answer.end), (40, Some(Ok(FinishReason::Length))));
+    }
+    assert_eq!(stopping.join().unwrap(), Ok(()));
+    until(|| second.has_ended());
+    assert_eq!(second.shutdown(), Ok(()));
+}
+
+/// Looks again and again; fails after a minute.
+fn until(holds: impl Fn() -> bool) {
+    let start = std::time::Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(60), "it never came about");
+        std::thread::yield_now();
+    }
 }

@@ -34,7 +34,7 @@ async fn only_json(request: Request<Body>, next: Next) -> Result<Response, ApiEr
 /// `POST /admin/pause`: answers when no lane computes any more. Requests keep what they have; new ones
 /// are taken and wait.
 async fn pause(State(server): State<Arc<Server>>) -> Result<Response, ApiError> {
-    server.engine.pause().map_err(|reason| ApiError::CantPause { reason })?;
+    server.engine.pause();
     let at_rest = async {
         while !server.engine.is_at_rest() {
             // Steps take milliseconds, and nobody announces the end of one.
@@ -55,6 +55,7 @@ async fn resume(State(server): State<Arc<Server>>) -> Response {
 
 /// `POST /admin/drain`: refuses new requests from now on, for good; running ones go on.
 async fn drain(State(server): State<Arc<Server>>) -> Response {
+    server.engine.drain();
     if server.phases.now() == Phase::Serving {
         server.phases.enter(Phase::Draining);
     }
@@ -76,7 +77,7 @@ fn state(server: &Server) -> Response {
     }))
 }
 
-/// How long a pause may take: one step, or a recording.
+/// How long a pause may take: one step or a recording, and the way to other hosts and back.
 const REST_WITHIN: Duration = Duration::from_secs(60);
 /// How often a pause looks whether it is complete.
 const LOOK_EVERY: Duration = Duration::from_millis(2);

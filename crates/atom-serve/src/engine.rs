@@ -22,12 +22,14 @@ pub trait Engine: Send + Sync + 'static {
     /// What each lane is doing, and whether that is well.
     fn health(&self) -> Health;
 
-    /// Stops after the step that goes on, once all lanes agree; requests stay and wait. The reason, if this
-    /// engine can't.
-    fn pause(&self) -> Result<(), &'static str>;
+    /// Stops after the step that goes on, once all lanes agree; requests stay and wait.
+    fn pause(&self);
 
     /// Ends a [`pause`](Self::pause).
     fn resume(&self);
+
+    /// Takes no request from now on, for good.
+    fn drain(&self);
 
     /// True when a pause is complete: no lane computes.
     fn is_at_rest(&self) -> bool;

@@ -82,9 +82,6 @@ pub(crate) enum ApiError {
     /// Nobody's fault: shutting down. New requests get it at once, running ones at the drain's deadline.
     #[error("the server is shutting down")]
     Draining,
-    /// A pause was ordered of an engine that has none.
-    #[error("this engine can't be paused: {reason}")]
-    CantPause { reason: &'static str },
     /// A pause was ordered, and lanes still compute: a step takes longer than any should.
     #[error("the engine is told to pause but still computes after {waited:?}; see /health")]
     NotAtRest { waited: Duration },
@@ -153,7 +150,6 @@ impl ApiError {
             }
             Self::Refused(refusal) => refusal_class(refusal),
             Self::Draining => ours(StatusCode::SERVICE_UNAVAILABLE).code("shutting_down"),
-            Self::CantPause { .. } => ours(StatusCode::NOT_IMPLEMENTED).code("cant_pause"),
             Self::NotAtRest { .. } => ours(StatusCode::GATEWAY_TIMEOUT).code("not_at_rest"),
             Self::Aborted => ours(StatusCode::SERVICE_UNAVAILABLE).code("aborted"),
             Self::Text(_) | Self::Engine(_) | Self::Internal(_) => ours(StatusCode::INTERNAL_SERVER_ERROR),

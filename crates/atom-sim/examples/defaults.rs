@@ -1,15 +1,19 @@
 //! Compares policies and balancing rules on groups of 4, 8, 64 and 1,024 lanes: the tables of
 //! `docs/simulator.md`.
 //!
-//! `cargo run --release -p atom-sim --example defaults [LANES,LANES,..]`
+//! `cargo run --release -p atom-sim --example defaults [LANES,LANES,..] [CALIBRATION SECONDS]`; choices run side
+//! by side on all cores. CALIBRATION is a file that `atom sim calibrate --out` wrote; a slow machine needs more
+//! SECONDS of load for a thousand requests to end.
 //!
 //! Two loads, both with prompts of 256 to 2,048 tokens and answers of 32 to 256: 32 users a lane who ask
 //! again as soon as they are answered, which gives the throughput; and an open load of 70% of what the
 //! shipped defaults finished there, which gives the times. Every row changes one thing of the defaults.
 
 use atom_engine::{LoadBalance, SchedulerConfig};
-use atom_group::{Alignment, LatticeArgs, Policy};
+use atom_group::{Alignment, GROUP_STEP_MS_MAX, LatticeArgs, Policy};
 use atom_sim::{Length, LoadArgs, LoadError, LoadReport, Shape, Source, StepCost, run_load};
+use std::error::Error;
+use std::sync::Mutex;
 
 /// A row of the table.
 struct Choice {
@@ -18,25 +22,76 @@ struct Choice {
     balance: LoadBalance,
 }
 
-fn main() -> Result<(), LoadError> {
+fn main() -> Result<(), Box<dyn Error>> {
     let asked = std::env::args().nth(1);
-    let asked = asked.as_deref().unwrap_or("4,8,64,1024").split(',').filter_map(|lanes| lanes.parse().ok());
-    for lanes in asked {
+    let asked: Result<Vec<usize>, _> =
+        asked.as_deref().unwrap_or("4,8,64,1024").split(',').map(str::parse).collect();
+    let cost = match std::env::args().nth(2) {
+        Some(path) => std::fs::read_to_string(path)?.parse()?,
+        None => StepCost::default(),
+    };
+    let seconds = std::env::args().nth(3).map(|seconds| seconds.parse()).transpose()?;
+    for lanes in asked? {
+        // The largest groups are even from one moment to the next, and slow to simulate.
+        let seconds = seconds.unwrap_or(if lanes > 64 { 8.0 } else { 40.0 });
+        let setting = Setting { lanes, cost, seconds };
         println!("\n{lanes} lanes");
         println!(
             "| choice | tokens/s | padding | lanes that prefill together | first token p50, p99 ms | next token p50, p99 ms |"
         );
         println!("|---|---|---|---|---|---|");
-        let mut rate = None;
-        for Choice { name, policy, balance } in choices() {
-            let run = |source| run_load(&args(lanes, source, policy, balance));
-            let closed = run(Source::Closed { concurrency: USERS * lanes, shape: shape() })?;
-            let rate = *rate.get_or_insert(OPEN_SHARE * closed.requests_per_second());
-            let open = run(Source::Open { rate, shape: shape() })?;
-            println!("| {name} | {} |", row(&closed, &open));
+        let defaults = choices().swap_remove(0);
+        let rate = OPEN_SHARE * setting.closed(&defaults)?.requests_per_second();
+        for line in side_by_side(choices(), |choice| {
+            let open = setting.run(Source::Open { rate, shape: shape() }, &choice)?;
+            Ok(format!("| {} | {} |", choice.name, row(&setting.closed(&choice)?, &open)))
+        })? {
+            println!("{line}");
         }
     }
     Ok(())
+}
+
+/// What all rows of a table share.
+#[derive(Clone, Copy)]
+struct Setting {
+    lanes: usize,
+    cost: StepCost,
+    seconds: f64,
+}
+
+impl Setting {
+    fn closed(self, choice: &Choice) -> Result<LoadReport, LoadError> {
+        self.run(Source::Closed { concurrency: USERS * self.lanes, shape: shape() }, choice)
+    }
+
+    fn run(self, source: Source, choice: &Choice) -> Result<LoadReport, LoadError> {
+        run_load(&args(self, source, choice))
+    }
+}
+
+/// What `run` makes of each choice, in their order, on as many threads as there are cores.
+fn side_by_side(
+    choices: Vec<Choice>,
+    run: impl Fn(Choice) -> Result<String, LoadError> + Sync,
+) -> Result<Vec<String>, LoadError> {
+    let count = choices.len();
+    let queue = Mutex::new(choices.into_iter().enumerate());
+    let done = Mutex::new(vec![None; count]);
+    let take = || queue.lock().expect("nobody panics with it").next();
+    std::thread::scope(|scope| {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some((at, choice)) = take() {
+                    let line = run(choice);
+                    done.lock().expect("nobody panics with it")[at] = Some(line);
+                }
+            });
+        }
+    });
+    let done = done.into_inner().expect("nobody panics with it");
+    done.into_iter().map(|line| line.expect("every choice was taken")).collect()
 }
 
 fn row(closed: &LoadReport, open: &LoadReport) -> String {
@@ -56,7 +111,8 @@ fn row(closed: &LoadReport, open: &LoadReport) -> String {
 
 /// The defaults, and then one change each.
 fn choices() -> Vec<Choice> {
-    let default = Policy { alignment: Some(Alignment::default()), ..Policy::default() };
+    let step_ms_max = Some(GROUP_STEP_MS_MAX);
+    let default = Policy { alignment: Some(Alignment::default()), step_ms_max, ..Policy::default() };
     let aligned = |alignment| Policy { alignment: Some(alignment), ..default };
     let mut policies = vec![
         ("defaults".to_owned(), default),
@@ -76,7 +132,8 @@ fn choices() -> Vec<Choice> {
         });
         policies.push((name, Policy { padding_per_mille_max: padding, ..default }));
     }
-    for ms in [20, 40] {
+    policies.push(("steps of any length".to_owned(), Policy { step_ms_max: None, ..default }));
+    for ms in [20, 30, 100, 200] {
         policies.push((format!("steps of up to {ms} ms"), Policy { step_ms_max: Some(ms), ..default }));
     }
     let choice = |(name, policy)| Choice { name, policy, balance: LoadBalance::Work };
@@ -93,12 +150,11 @@ fn shape() -> Shape {
     Shape { prompt: Length(256..=2048), output: Length(32..=256), prefixes: 0, prefix_tokens: 0 }
 }
 
-fn args(lanes: usize, source: Source, policy: Policy, balance: LoadBalance) -> LoadArgs {
-    // The largest groups are even from one moment to the next, and slow to simulate.
-    let (seconds, warm_up_seconds) = if lanes > 64 { (8.0, 4.0) } else { (40.0, 10.0) };
+fn args(setting: Setting, source: Source, choice: &Choice) -> LoadArgs {
+    let Setting { lanes, cost, seconds } = setting;
     LoadArgs {
         lanes,
-        cost: StepCost::default(),
+        cost,
         record_us: 100_000,
         record_all: true,
         lattice: LatticeArgs { rows_max: 2048, max_num_seqs: 64, ..LatticeArgs::default() },
@@ -112,11 +168,11 @@ fn args(lanes: usize, source: Source, policy: Policy, balance: LoadBalance) -> L
             eos: Box::default(),
         },
         queue_max: 1024,
-        policy,
-        balance,
+        policy: choice.policy,
+        balance: choice.balance,
         source,
         seconds,
-        warm_up_seconds,
+        warm_up_seconds: seconds * if lanes > 64 { 0.5 } else { 0.25 },
         seed: 1,
     }
 }

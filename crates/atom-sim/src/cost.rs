@@ -31,6 +31,8 @@ pub struct StepWork {
     pub out_rows: Spread,
     /// Pairs of a real row and a position that it reads, itself included.
     pub pairs: Spread,
+    /// Cached positions that are read, once for all rows of a sequence that read them.
+    pub reads: Spread,
 }
 
 /// The machine and the model that the parameters are about.
@@ -62,7 +64,7 @@ pub struct StepCost {
 ///
 /// A quantity "of the lanes" is that of the lane with most where lanes compute at the same time, and
 /// never less than that of all lanes divided by those that do.
-pub const TERMS: [(&str, &str); 9] = [
+pub const TERMS: [(&str, &str); 10] = [
     ("step_us", "every step"),
     ("lane_us", "each lane beyond the first: meeting"),
     ("bucket_row_us", "each row of the bucket, padding too"),
@@ -70,6 +72,7 @@ pub const TERMS: [(&str, &str); 9] = [
     ("shared_row_us", "each real row of the group, divided by lanes: MLP or experts"),
     ("out_row_us", "each row with logits of the lanes"),
     ("pair_ns", "each pair of a row and a position that it reads, of the lanes"),
+    ("read_ns", "each cached position that the sequences of the lanes read, once for all their rows"),
     ("byte_ns", "each byte of other lanes' rows, at the bucket's size, that a lane takes in"),
     ("experts_us", "reading all experts; a step reads those that its rows meet"),
 ];
@@ -93,6 +96,7 @@ impl StepWork {
         self.rows.add(plan.rows() as u64);
         self.out_rows.add(plan.out.len() as u64);
         self.pairs.add(plan.spans.iter().map(pairs).sum());
+        self.reads.add(plan.spans.iter().map(reads).sum());
     }
 }
 
@@ -100,6 +104,11 @@ impl StepWork {
 pub fn pairs(span: &Span) -> u64 {
     let (rows, start) = (u64::from(span.rows), u64::from(span.start));
     rows * (2 * start + rows + 1) / 2
+}
+
+/// Cached positions that the span reads, its own included.
+pub fn reads(span: &Span) -> u64 {
+    if span.rows == 0 { 0 } else { u64::from(span.start) + u64::from(span.rows) }
 }
 
 impl Machine {
@@ -124,6 +133,7 @@ impl Machine {
             work.rows.sum as f64 / at_once,
             of_lanes(work.out_rows),
             of_lanes(work.pairs) / 1000.0,
+            of_lanes(work.reads) / 1000.0,
             senders * bucket * self.row_bytes * turns / 1000.0,
             1.0 - (1.0 - self.expert_share).powf(work.rows.sum as f64),
         ]
@@ -157,7 +167,7 @@ impl Default for StepCost {
     fn default() -> Self {
         Self {
             machine: Machine { lanes_at_once: 0, expert_share: 1.0, row_bytes: 430_080.0, row_lanes: 8 },
-            parameters: [8000.0, 0.05, 20.0, 0.0, 0.0, 0.0, 10.0, 0.0033, 0.0],
+            parameters: [8000.0, 0.05, 20.0, 0.0, 0.0, 0.0, 10.0, 0.0, 0.0033, 0.0],
         }
     }
 }
@@ -176,6 +186,9 @@ mod tests {
         for (rows, start, expected) in [(1, 0, 1), (1, 9, 10), (3, 0, 1 + 2 + 3), (2, 5, 6 + 7), (0, 7, 0)] {
             assert_eq!(pairs(&span(rows, start)), expected, "{rows} rows from {start}");
         }
+        for (rows, start, expected) in [(1, 0, 1), (1, 9, 10), (3, 4, 7), (0, 7, 0)] {
+            assert_eq!(reads(&span(rows, start)), expected, "{rows} rows from {start}");
+        }
     }
 
     /// Four lanes, two at a time: everything by hand.
@@ -183,28 +196,30 @@ mod tests {
     fn a_step_is_predicted_by_hand() {
         let machine = Machine { lanes_at_once: 2, expert_share: 0.25, row_bytes: 10.0, row_lanes: 0 };
         let mut work = StepWork::new(4, 32);
-        for (rows, out, pairs) in [(30, 1, 465), (1, 1, 100), (0, 0, 0), (1, 1, 7)] {
+        for (rows, out, pairs, reads) in [(30, 1, 465, 30), (1, 1, 100, 100), (0, 0, 0, 0), (1, 1, 7, 7)] {
             work.rows.add(rows);
             work.out_rows.add(out);
             work.pairs.add(pairs);
+            work.reads.add(reads);
         }
         let quantities = machine.quantities(&work);
         let experts = 1.0 - 0.75_f64.powi(32);
         // The lane of 30 rows is waited for; logits are even enough to be shared out: 3 / 2.
-        let expected = [1.0, 3.0, 64.0, 30.0, 16.0, 1.5, 0.465, 3.0 * 32.0 * 10.0 * 2.0 / 1000.0, experts];
+        let bytes = 3.0 * 32.0 * 10.0 * 2.0;
+        let expected = [1.0, 3.0, 64.0, 30.0, 16.0, 1.5, 0.465, 0.1, bytes / 1000.0, experts];
         for (at, (got, expected)) in quantities.iter().zip(expected).enumerate() {
             assert!((got - expected).abs() < 1e-9, "{}: {got} for {expected}", TERMS[at].0);
         }
-        let parameters = [100.0, 10.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0];
+        let parameters = [100.0, 10.0, 1.0, 2.0, 3.0, 4.0, 5.0, 8.0, 6.0, 7.0];
         let us = StepCost { machine, parameters }.step_us(&work);
-        let by_hand = 100.0 + 30.0 + 64.0 + 60.0 + 48.0 + 6.0 + 2.325 + 11.52 + 7.0 * experts;
+        let by_hand = 100.0 + 30.0 + 64.0 + 60.0 + 48.0 + 6.0 + 2.325 + 0.8 + 11.52 + 7.0 * experts;
         assert!((us - by_hand).abs() < 1e-9, "{us} for {by_hand}");
     }
 
     #[test]
     fn rows_that_go_to_few_lanes_cost_no_more_in_a_larger_group() {
         let machine = Machine { row_bytes: 1000.0, row_lanes: 8, ..Machine::default() };
-        let bytes = |lanes| machine.quantities(&StepWork::new(lanes, 64))[7];
+        let bytes = |lanes| machine.quantities(&StepWork::new(lanes, 64))[8];
         assert_eq!([1, 2, 9, 1024].map(bytes), [0.0, 64.0, 512.0, 512.0]);
     }
 

@@ -58,7 +58,7 @@ mod timeline;
 mod world;
 
 pub use broken::Broken;
-pub use cost::{CostError, Machine, Sample, Spread, StepCost, StepWork, TERMS, fit, pairs};
+pub use cost::{CostError, Machine, Sample, Spread, StepCost, StepWork, TERMS, fit, pairs, reads};
 pub use device::{FakeDevice, Operation};
 pub use drawing::DrawingError;
 pub use lane::Lane;

@@ -25,6 +25,8 @@ pub enum Kind {
     Counter,
     /// Goes up and down.
     Gauge,
+    /// Observations by size, see [`Series::histogram`].
+    Histogram,
 }
 
 /// One family, open for samples.
@@ -50,6 +52,7 @@ impl<'a> Exposition<'a> {
         let word = match kind {
             Kind::Counter => "counter",
             Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
         };
         push(self.out, format_args!("# HELP {name} {help}\n# TYPE {name} {word}\n"));
         Series { out: self.out, name }
@@ -59,7 +62,36 @@ impl<'a> Exposition<'a> {
 impl Series<'_> {
     /// Writes one sample. Label values are escaped; label names are the caller's own words.
     pub fn sample(self, labels: &[(&str, &dyn Display)], value: f64) -> Self {
+        self.line("", labels, value)
+    }
+
+    /// Writes a histogram: `counts[i]` observations were at most `bounds[i]` and above the bound before, and
+    /// none is above the last. Bounds are ascending.
+    pub fn histogram(
+        mut self,
+        labels: &[(&str, &dyn Display)],
+        bounds: &[f64],
+        counts: &[u64],
+        sum: f64,
+    ) -> Self {
+        assert!(bounds.len() == counts.len(), "{} bounds for {} counts", bounds.len(), counts.len());
+        let mut so_far = 0;
+        for (bound, count) in bounds.iter().zip(counts) {
+            so_far += count;
+            let below: (&str, &dyn Display) = ("le", bound);
+            self = self.line("_bucket", &[labels, &[below]].concat(), so_far as f64);
+        }
+        let all: (&str, &dyn Display) = ("le", &"+Inf");
+        self.line("_bucket", &[labels, &[all]].concat(), so_far as f64).line("_sum", labels, sum).line(
+            "_count",
+            labels,
+            so_far as f64,
+        )
+    }
+
+    fn line(self, suffix: &str, labels: &[(&str, &dyn Display)], value: f64) -> Self {
         self.out.push_str(self.name);
+        self.out.push_str(suffix);
         for (index, (name, label)) in labels.iter().enumerate() {
             let label = label.to_string().replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
             let open = if index == 0 { '{' } else { ',' };
@@ -104,6 +136,24 @@ mod tests {
              # HELP atom_free_pages Pages nobody\\nholds.\n# TYPE atom_free_pages gauge\natom_free_pages 3.5\n\
              # HELP atom_eager_total Eager steps.\n# TYPE atom_eager_total counter\n\
              atom_eager_total{cause=\"a \\\"b\\\"\\\\\\n\",lane=\"2\"} +Inf\n"
+        );
+    }
+
+    #[test]
+    fn counts_of_a_histogram_add_up() {
+        let mut out = String::new();
+        Exposition::new(&mut out).family(Kind::Histogram, "atom_share", "Shares.").histogram(
+            &[("lane", &1)],
+            &[0.0, 0.25, 1.0],
+            &[4, 0, 2],
+            1.5,
+        );
+        assert_eq!(
+            out,
+            "# HELP atom_share Shares.\n# TYPE atom_share histogram\n\
+             atom_share_bucket{lane=\"1\",le=\"0\"} 4\natom_share_bucket{lane=\"1\",le=\"0.25\"} 4\n\
+             atom_share_bucket{lane=\"1\",le=\"1\"} 6\natom_share_bucket{lane=\"1\",le=\"+Inf\"} 6\n\
+             atom_share_sum{lane=\"1\"} 1.5\natom_share_count{lane=\"1\"} 6\n"
         );
     }
 

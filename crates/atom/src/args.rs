@@ -112,7 +112,7 @@ pub(crate) struct EngineArgs {
     pub(crate) dp_load_balance: LoadBalanceArg,
 
     /// Rows of the largest step; longer prompts are computed in chunks [default: what takes this CPU
-    /// less than half a second].
+    /// less than half a second and fits --workspace-memory].
     #[arg(long, value_name = "ROWS")]
     pub(crate) max_num_batched_tokens: Option<u32>,
 
@@ -132,6 +132,12 @@ pub(crate) struct EngineArgs {
     /// 4GiB at most].
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) kv_cache_memory: Option<u64>,
+
+    /// Memory that steps of all ranks may work in at the most, such as 512MiB or 4GiB: activations, scratch and
+    /// what goes to other lanes, for the largest step and the worst routing. Without --max-num-batched-tokens
+    /// steps are kept as small; with it, more is refused [default: a quarter of the free memory].
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) workspace_memory: Option<u64>,
 
     /// Positions in a page of the KV cache: 16, 32, 64 or 128.
     #[arg(long, value_name = "TOKENS", default_value_t = 16)]
@@ -183,8 +189,9 @@ pub(crate) struct EngineArgs {
     #[arg(long)]
     pub(crate) enforce_eager: bool,
 
-    /// Refuse to take a step that is no replay: an error instead of silently slower. --enforce-eager makes such
-    /// steps and nothing else does, so the two are refused together.
+    /// Let a step that is no replay of a kept recording end its group with an error that names the cause, in
+    /// place of being slower in silence. A guard against causes to come: at present --enforce-eager is the only
+    /// one (a size that was not recorded is never taken, the next larger one is), so the two are refused together.
     #[arg(long, conflicts_with = "enforce_eager")]
     pub(crate) fail_on_eager: bool,
 

@@ -2,9 +2,10 @@
 
 use atom_engine::{EngineLimits, Refusal, Request};
 use atom_group::Activity;
-use atom_rank::Host;
+use atom_rank::{EagerCause, Host, PaddingShares};
 use atom_serve::{Condition, Engine, EventStream, Health, LaneHealth};
 use atom_telemetry::{Exposition, Kind};
+use std::fmt::Display;
 use std::sync::Arc;
 
 /// A host that can be served.
@@ -48,21 +49,20 @@ impl Engine for HostEngine {
         Health { lanes: health.lanes.iter().map(lane).collect(), condition }
     }
 
-    fn pause(&self) -> Result<(), &'static str> {
-        if self.0.is_linked() {
-            return Err("its group is on several hosts, and a pause needs the wish of all lanes");
-        }
+    fn pause(&self) {
         self.0.pause();
-        Ok(())
     }
 
     fn resume(&self) {
         self.0.resume();
     }
 
+    fn drain(&self) {
+        self.0.drain();
+    }
+
     fn is_at_rest(&self) -> bool {
-        let health = self.0.health();
-        health.paused && health.lanes.iter().all(|lane| lane.activity == Activity::Parked)
+        self.0.is_at_rest()
     }
 
     fn write_metrics(&self, out: &mut String) {
@@ -77,7 +77,17 @@ impl Engine for HostEngine {
         let mut eager =
             text.family(Kind::Counter, "atom_eager_steps_total", "Steps that were not a replay, by cause.");
         for (lane, stats) in lanes.iter().enumerate() {
-            eager = eager.sample(&[("lane", &lane), ("cause", &"enforce_eager")], stats.eager_steps as f64);
+            for cause in EagerCause::ALL {
+                let labels: [(&str, &dyn Display); 2] = [("lane", &lane), ("cause", &cause.name())];
+                eager = eager.sample(&labels, stats.eager_steps.by(cause) as f64);
+            }
+        }
+        for (name, help, shares) in SHARES {
+            let mut family = text.family(Kind::Histogram, name, help);
+            for (lane, stats) in lanes.iter().enumerate() {
+                let PaddingShares { steps, sum } = shares(stats);
+                family = family.histogram(&[("lane", &lane)], &PaddingShares::BOUNDS, &steps, sum);
+            }
         }
     }
 }
@@ -86,14 +96,24 @@ fn doing(activity: Activity) -> &'static str {
     match activity {
         Activity::Starting => "starting",
         Activity::Parked => "parked",
+        Activity::Wanting => "want",
         Activity::Exchanging => "exchange",
         Activity::Committing => "commit",
         Activity::Recording => "record",
         Activity::Replaying => "replay",
         Activity::Applying => "apply",
+        Activity::Leaving => "leave",
         Activity::Ended => "ended",
     }
 }
+
+type Shares = (&'static str, &'static str, fn(&atom_rank::LaneStats) -> PaddingShares);
+
+#[rustfmt::skip]
+const SHARES: &[Shares] = &[
+    ("atom_step_padding_share", "Share of the lane's bucket that was padding, step by step.", |s| s.padding_shares),
+    ("atom_step_padding_share_of_fullest_lane", "The same of the group's fullest lane: what --padding-max bounds.", |s| s.fullest_padding_shares),
+];
 
 type Family = (Kind, &'static str, &'static str, fn(&atom_rank::LaneStats) -> f64);
 

@@ -1,16 +1,16 @@
 //! From arguments to a running host: model found and opened, layout checked, memory planned, ranks
 //! started.
 
-use crate::args::{
-    ActivationsArg, DummyType, EngineArgs, IsaArg, KvCacheDType, LoadBalanceArg, MoeExchangeArg,
-};
+use crate::args::{DummyType, EngineArgs, IsaArg, KvCacheDType, LoadBalanceArg, MoeExchangeArg};
 use crate::models;
+use crate::steps;
 use crate::text::Text;
 use anyhow::{Context, Result, bail, ensure};
+use atom_base::hash::fnv1a_64;
 use atom_base::{Mesh, MeshArgs, Seat, TokenId};
-use atom_cpu::{Activations, CpuBackend, CpuOptions, Isa, WeightShare};
+use atom_cpu::{CpuBackend, CpuOptions, Isa, WeightShare};
 use atom_engine::SchedulerConfig;
-use atom_group::{Alignment, Lattice, LatticeArgs, Patience, Policy, PolicyError};
+use atom_group::{Alignment, Patience, Policy, PolicyError};
 use atom_model::{ExchangeChoice, ExpertLayout};
 use atom_ops::{Backend, KvDType};
 use atom_rank::{Host, HostConfig, Link, LinkArgs, LoadBalance, Progress};
@@ -52,11 +52,7 @@ pub(crate) fn launch_with(args: &EngineArgs, policy: Policy) -> Result<Running> 
     let mut config = host_config(args, &checkpoint, &text, &threads, policy)?;
     config.link = link(args, &config, &checkpoint)?;
     let (isa, per_rank, share) = (args.isa.map(isa), threads.per_rank, Arc::new(WeightShare::new()));
-    let activations = match args.activations {
-        ActivationsArg::Int8 => Activations::Int8,
-        ActivationsArg::Int16 => Activations::Int16,
-        ActivationsArg::F32 => Activations::F32,
-    };
+    let activations = steps::activations(args.activations);
     let backend = move |_: &Seat| {
         let options =
             CpuOptions { threads: per_rank, isa, activations, share: Arc::clone(&share), cores: Vec::new() };
@@ -158,23 +154,9 @@ fn host_config(
 ) -> Result<HostConfig> {
     let model = checkpoint.config();
     let mesh = mesh(args)?;
-    let lane_threads = threads.per_rank * mesh.ranks_per_lane();
-    let rows_max = args
-        .max_num_batched_tokens
-        .unwrap_or_else(|| default_rows(checkpoint, args.activations, lane_threads).max(args.max_num_seqs));
-    let seconds = f64::from(rows_max) * row_seconds(checkpoint, args.activations, lane_threads);
-    ensure!(
-        seconds <= STEP_SECONDS_MAX,
-        "--max-num-batched-tokens {rows_max} makes steps of about {seconds:.0} s on {lane_threads} threads, and nobody \
-         would get a token meanwhile; at most {STEP_SECONDS_MAX} s are allowed, here {} rows",
-        (STEP_SECONDS_MAX / seconds * f64::from(rows_max)) as u32
-    );
-    let lattice = Lattice::new(&LatticeArgs {
-        rows_max,
-        max_num_seqs: args.max_num_seqs,
-        sizes: Lattice::parse_sizes(&args.token_graph_sizes)?,
-        ..LatticeArgs::default()
-    })?;
+    let experts = expert_layout(args);
+    let lattice = steps::lattice(args, checkpoint, (&mesh, experts), threads.per_rank)?;
+    let rows_max = lattice.top().rows();
     let max_model_len = args.max_model_len.unwrap_or(model.max_position);
     ensure!(
         (1..=model.max_position).contains(&max_model_len),
@@ -205,14 +187,14 @@ fn host_config(
     }
     Ok(HostConfig {
         mesh,
-        experts: expert_layout(args),
+        experts,
         link: None,
         lattice: Arc::new(lattice),
         scheduler: SchedulerConfig {
             pages,
             page_size: args.block_size,
             max_num_seqs: args.max_num_seqs as usize,
-            rows_max: rows_max as usize,
+            rows_max,
             max_model_len,
             prefix_cache: !args.no_enable_prefix_caching,
             eos: eos.into_iter().collect(),
@@ -282,9 +264,7 @@ fn link(args: &EngineArgs, config: &HostConfig, checkpoint: &Checkpoint) -> Resu
         checkpoint.total_bytes(),
         config.scheduler.page_size,
     );
-    // FNV-1a: the same in every process.
-    let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-    let fingerprint = parts.bytes().fold(config.first_state().hash(), mix);
+    let fingerprint = fnv1a_64(config.first_state().hash(), parts.bytes());
     tracing::info!("host {node} of {nodes}: meeting the others at {master}");
     let args = LinkArgs { nodes, node, master, fingerprint, patience: MEET_WITHIN };
     Ok(Some(Arc::new(Link::connect(&args)?)))
@@ -309,38 +289,8 @@ fn policy(args: &EngineArgs) -> Result<Policy, PolicyError> {
     })
 }
 
-/// Rows that a step computes in [`STEP_SECONDS`]; a multiple of 32.
-fn default_rows(checkpoint: &Checkpoint, activations: ActivationsArg, threads: usize) -> u32 {
-    let rows = STEP_SECONDS / row_seconds(checkpoint, activations, threads);
-    (rows as u32 / 32 * 32).clamp(32, 512)
-}
-
-/// What a row of a large step takes, by the speed measured for the kernels of these weights.
-fn row_seconds(checkpoint: &Checkpoint, activations: ActivationsArg, threads: usize) -> f64 {
-    let rate = match activations {
-        ActivationsArg::Int8 if weights_are_quantised(checkpoint) => INT8_WEIGHTS_PER_SECOND,
-        ActivationsArg::Int16 if weights_are_quantised(checkpoint) => INT16_WEIGHTS_PER_SECOND,
-        _ => FLOAT_WEIGHTS_PER_SECOND,
-    };
-    active_parameters(checkpoint) as f64 / (rate * threads as f64)
-}
-
-/// Parameters that one row meets: all but the experts that it doesn't choose.
-fn active_parameters(checkpoint: &Checkpoint) -> u64 {
-    let config = checkpoint.config();
-    let Some(moe) = &config.moe else { return checkpoint.parameters() };
-    let layers = moe.dense_layers.iter().filter(|&&dense| !dense).count();
-    let expert = 3 * config.hidden_size * moe.expert_width;
-    checkpoint.parameters() - (layers * (moe.experts - moe.top_k) * expert) as u64
-}
-
-fn weights_are_quantised(checkpoint: &Checkpoint) -> bool {
-    let first = checkpoint.tensor(TYPICAL_MATRIX);
-    first.is_ok_and(|t| t.dtype.block_elements() > 1)
-}
-
 fn kv_dtype(asked: KvCacheDType, checkpoint: &Checkpoint) -> Result<KvDType> {
-    let first = checkpoint.tensor(TYPICAL_MATRIX)?;
+    let first = checkpoint.tensor(steps::TYPICAL_MATRIX)?;
     Ok(match asked {
         KvCacheDType::Auto if first.dtype == DType::F32 => KvDType::F32,
         KvCacheDType::Auto | KvCacheDType::F16 => KvDType::F16,
@@ -378,11 +328,7 @@ fn plan_pages(
 }
 
 fn default_cache_bytes() -> u64 {
-    let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text.lines().find(|l| l.starts_with("MemAvailable:"))?;
-        line.split_whitespace().nth(1)?.parse::<u64>().ok()
-    });
-    available.map_or(CACHE_BYTES_MIN, |kib| (kib << 10) / 4).min(CACHE_BYTES_MAX)
+    steps::free_bytes().map_or(CACHE_BYTES_MIN, |free| free / 4).min(CACHE_BYTES_MAX)
 }
 
 fn isa(arg: IsaArg) -> Isa {
@@ -413,19 +359,6 @@ fn progress(ranks: usize) -> Arc<Progress> {
 const RESTARTS_MAX: u32 = 3;
 /// Hosts are started by hand or by a scheduler that may take its time.
 const MEET_WITHIN: Duration = Duration::from_secs(300);
-/// A matrix that every family has, in the type that its weights have.
-const TYPICAL_MATRIX: &str = "model.layers.0.self_attn.o_proj.weight";
-/// A step should keep a decoding neighbour waiting for less than half a second.
-const STEP_SECONDS: f64 = 0.4;
-/// A longer step would be taken for a stuck one: the first replay of a bucket may last a minute.
-const STEP_SECONDS_MAX: f64 = 20.0;
-/// Weights that one thread multiplies in a second in prefill, products of integers; three quarters of what was
-/// measured with SmolLM2-135M Q4_1 and AVX-512, to leave room for slower machines.
-const INT8_WEIGHTS_PER_SECOND: f64 = 80e9;
-/// The same with two planes of activations.
-const INT16_WEIGHTS_PER_SECOND: f64 = 50e9;
-/// The same for products of f32.
-const FLOAT_WEIGHTS_PER_SECOND: f64 = 32e9;
 /// Looks at a peer's number before sleeping: some microseconds.
 const SPINS: u32 = 2000;
 /// The KV cache takes a quarter of what is free, but not more than this.

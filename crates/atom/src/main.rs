@@ -16,6 +16,7 @@ mod replay;
 mod serve;
 mod simulate;
 mod source;
+mod steps;
 mod text;
 
 use args::{Cli, Command};

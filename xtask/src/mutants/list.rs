@@ -309,4 +309,26 @@ pub(crate) const MUTANTS: &[Mutant] = &[
             name: "a_rank_that_fails_answers_everybody_and_turns_health_red",
         },
     },
+    Mutant {
+        name: "woken-lane-without-deadline",
+        file: "crates/atom-rank/src/lane.rs",
+        find: "            self.note(Activity::Wanting, self.state.patience());\n",
+        replace: "",
+        test: Test {
+            package: "atom-rank",
+            target: "stages",
+            name: "a_lane_that_is_stuck_when_it_wakes_is_given_up",
+        },
+    },
+    Mutant {
+        name: "last-order-without-deadline",
+        file: "crates/atom-rank/src/lane.rs",
+        find: "        board.wait_done(self.order, patience)?;\n",
+        replace: "",
+        test: Test {
+            package: "atom-rank",
+            target: "stages",
+            name: "a_rank_that_fails_while_the_group_ends_holds_nobody_up",
+        },
+    },
 ];

@@ -49,6 +49,26 @@ impl<'a> Routed<'a> {
         (0..self.group_rows[from] as usize).filter(goes)
     }
 
+    /// Slots of the choices that rows of lane `from` made among the experts of lane `holder`, who keeps
+    /// `places` slots for a row: see [`crate::choices`].
+    ///
+    /// # Safety
+    /// As above.
+    unsafe fn slots(
+        self,
+        from: usize,
+        holder: usize,
+        places: usize,
+    ) -> impl Iterator<Item = usize> + use<'a> {
+        let experts = self.owners[holder]..self.owners[holder + 1];
+        (0..self.group_rows[from] as usize).flat_map(move |row| {
+            let first = (from * self.stride + row) * places;
+            // SAFETY: the caller's promise.
+            let numbers = unsafe { self.numbers(from, row) };
+            (first..).zip(held(numbers, &experts)).map(|(slot, _)| slot)
+        })
+    }
+
     /// Choices that rows of lane `from` made among the experts of lane `holder`: `row * top_k + place`,
     /// rows counted in their lane.
     ///
@@ -82,10 +102,10 @@ impl Replay<'_> {
         // SAFETY: routes and x are written by nobody in this phase; a row of scratch is one worker's.
         unsafe {
             if exchange.combines {
-                let y = self.buffer(exchange.x).split(routed.top_k());
-                let start = |lane| lane * routed.stride * routed.top_k();
-                let from = lanes.flat_map(|lane| routed.choices(lane, me).map(move |c| start(lane) + c));
-                self.pack(y, from, worker);
+                let y = self.buffer(exchange.x);
+                let places = y.width() / self.place(exchange.out).width;
+                let from = lanes.flat_map(|lane| routed.slots(lane, me, places));
+                self.pack(y.split(places), from, worker);
             } else {
                 self.pack(self.buffer(exchange.x), lanes.flat_map(|lane| routed.rows(me, lane)), worker);
             }

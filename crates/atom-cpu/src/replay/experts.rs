@@ -32,7 +32,7 @@ impl Replay<'_> {
                 return;
             }
             // Codes lie as the rows of x do.
-            let (codes, scales) = self.view.codes(x.rows(), self.recorded.planes * x.width());
+            let (codes, scales) = self.view.codes(x.rows(), self.recorded.sizes.planes * x.width());
             for row in share(rows, worker.index, worker.count).map(|row| map.at(row)) {
                 if chose(&routes.row(row)[..layer.spec.top_k], &held) {
                     quantise_row(self.isa, x.row(row), codes.row_mut(row), scales.row_mut(row));
@@ -48,19 +48,20 @@ impl Replay<'_> {
         unsafe {
             let choices = self.view.choices(self.recorded);
             let x = self.buffer(layer.x);
-            let out = self.buffer(layer.inner).split(layer.spec.top_k);
+            let out = self.buffer(layer.inner).split(layer.spec.choices_per_row());
             for (expert, matrix) in self.experts(layer.gate_up).iter().enumerate() {
-                let Chosen { rows, slots, .. } = choices.of(expert);
+                let Chosen { rows, first, .. } = choices.of(expert);
                 if rows.is_empty() {
                     continue;
                 }
+                let map = RowMap::Listed(rows);
                 let operands = Operands {
                     x,
-                    x_rows: RowMap::Listed(rows),
-                    codes: layer.x_quantised.then(|| self.listed_codes(x, rows)),
+                    x_rows: map,
+                    codes: layer.x_quantised.then(|| self.mapped_codes(x, map)),
                     bias: None,
                     out,
-                    out_rows: RowMap::Listed(slots),
+                    out_rows: RowMap::From(first),
                     weights: None,
                     rows: rows.len(),
                 };
@@ -75,18 +76,18 @@ impl Replay<'_> {
     /// # Safety
     /// As above.
     pub(super) unsafe fn gate_choices(&self, layer: &ExpertLayer, worker: &Worker<'_>) {
-        // SAFETY: a slot is one choice's, and a choice one worker's.
+        let places = layer.spec.choices_per_row();
+        // SAFETY: a row of scratch is one choice's, and a choice one worker's.
         unsafe {
             let choices = self.view.choices(self.recorded);
-            let inner = self.buffer(layer.inner).split(layer.spec.top_k);
-            let gated = self.buffer(layer.gated).split(layer.spec.top_k);
-            let (codes, scales) = self.view.codes(gated.rows(), self.recorded.planes * gated.width());
+            let inner = self.buffer(layer.inner).split(places);
+            let gated = self.buffer(layer.gated).split(places);
+            let (codes, scales) = self.view.codes(gated.rows(), self.recorded.sizes.planes * gated.width());
             for index in share(choices.total(layer.spec.held), worker.index, worker.count) {
-                let slot = choices.slot(index);
-                let gated = gated.row_mut(slot);
-                gated_silu(self.isa, inner.row(slot), gated.len(), gated);
+                let gated = gated.row_mut(index);
+                gated_silu(self.isa, inner.row(index), gated.len(), gated);
                 if layer.gated_quantised {
-                    quantise_row(self.isa, gated, codes.row_mut(slot), scales.row_mut(slot));
+                    quantise_row(self.isa, gated, codes.row_mut(index), scales.row_mut(index));
                 }
             }
         }
@@ -103,7 +104,7 @@ impl Replay<'_> {
         // SAFETY: the phase before made the gated rows and their codes; these columns are this worker's.
         unsafe {
             let choices = self.view.choices(self.recorded);
-            let gated = self.buffer(layer.gated).split(layer.spec.top_k);
+            let gated = self.buffer(layer.gated).split(layer.spec.choices_per_row());
             let out = self.buffer(layer.out);
             if is_weighted {
                 let (map, columns) = (self.map(layer.out), columns_of(parts, panels.clone()));
@@ -111,16 +112,17 @@ impl Replay<'_> {
                     out.part_mut(map.at(row), columns.clone()).fill(0.0);
                 }
             }
-            let out = if is_weighted { out } else { out.split(layer.spec.top_k) };
+            let out = if is_weighted { out } else { out.split(layer.spec.choices_per_row()) };
             for (expert, matrix) in matrices.iter().enumerate() {
-                let Chosen { rows, slots, weights } = choices.of(expert);
+                let Chosen { rows, slots, first, weights } = choices.of(expert);
                 if rows.is_empty() {
                     continue;
                 }
+                let map = RowMap::From(first);
                 let operands = Operands {
                     x: gated,
-                    x_rows: RowMap::Listed(slots),
-                    codes: layer.gated_quantised.then(|| self.listed_codes(gated, slots)),
+                    x_rows: map,
+                    codes: layer.gated_quantised.then(|| self.mapped_codes(gated, map)),
                     bias: None,
                     out,
                     out_rows: RowMap::Listed(if is_weighted { rows } else { slots }),
@@ -136,10 +138,10 @@ impl Replay<'_> {
     ///
     /// # Safety
     /// The recording quantises `x`.
-    unsafe fn listed_codes<'a>(&'a self, x: Rows<'_>, rows: &'a [u32]) -> Codes<'a> {
+    unsafe fn mapped_codes<'a>(&'a self, x: Rows<'_>, rows: RowMap<'a>) -> Codes<'a> {
         // SAFETY: the caller's promise.
-        let (codes, scales) = unsafe { self.view.codes(x.rows(), self.recorded.planes * x.width()) };
-        Codes { codes, scales, rows: RowMap::Listed(rows) }
+        let (codes, scales) = unsafe { self.view.codes(x.rows(), self.recorded.sizes.planes * x.width()) };
+        Codes { codes, scales, rows }
     }
 }
 

@@ -14,8 +14,8 @@ use crate::weights::WeightShare;
 use atom_base::rng::uniform;
 use atom_base::{SlotId, Span};
 use atom_ops::{
-    AttentionSpec, Backend, Buf, BufSpec, Collectives, Extent, KvDType, NO_EXPERT, Ops, OpsError, PageTables,
-    Reserve, Rotary, Slice, StepInputs, StepShape, Weight,
+    AttentionSpec, Backend, Buf, BufSpec, Collectives, Extent, KvDType, LoadWeights, NO_EXPERT, Ops,
+    OpsError, PageTables, Reserve, Rotary, Slice, StepInputs, StepShape, Weight,
 };
 use atom_weights::{DType, Tensor};
 use std::sync::Arc;

@@ -11,8 +11,8 @@ use atom_base::rng::uniform;
 use atom_base::{OutRow, SamplingParams, ScoredToken, SlotId, Span, TokenId};
 use atom_cpu::{Activations, CpuBackend, CpuOptions, Isa, WeightShare};
 use atom_ops::{
-    AttentionSpec, Backend, Buf, Collectives, Extent, KvDType, Ops, OpsError, PageTables, Recording, Reserve,
-    Rotary, Slice, StepInputs, StepShape, Weight,
+    AttentionSpec, Backend, Buf, Collectives, Extent, KvDType, LoadWeights, Ops, OpsError, PageTables,
+    Recording, Reserve, Rotary, Slice, StepInputs, StepShape, Weight,
 };
 use atom_weights::{DType, Tensor};
 use half::{bf16, f16};

@@ -1,6 +1,7 @@
 //! Numbers to bytes and back, and the frame around each record.
 
 use super::TraceError;
+use atom_base::hash::{FNV_32, fnv1a_32};
 
 /// Bytes of a frame beside its payload: length, its complement, checksum.
 pub(super) const FRAME_BYTES: usize = 8;
@@ -69,9 +70,8 @@ pub(super) fn take_frame<'a>(
     Ok(Some((cursor, offset + FRAME_BYTES + length)))
 }
 
-/// FNV-1a, 32 bits. Each step is a bijection of the state, so one changed byte always shows.
 fn checksum(chain: u32, bytes: &[u8]) -> u32 {
-    bytes.iter().fold(chain ^ 0x811c_9dc5, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+    fnv1a_32(chain ^ FNV_32, bytes)
 }
 
 /// Reads a payload.

@@ -3,8 +3,10 @@
 //! ```text
 //! u8 kind | u8 0 | u16 lane | u32 counts | u64 number | u32 length | payload
 //! ```
-//! Facts: their words. Cell: `counts` x u32, then `length` x f32. Bye: `length` bytes of text.
+//! Facts: their words. Cell: `counts` x u32, then `length` x f32. Bye: `length` bytes of text. Wish: its
+//! number, and its flags in place of the lane.
 
+use crate::wish::Wish;
 use atom_group::Facts;
 use std::io::{self, Read};
 
@@ -23,6 +25,10 @@ pub(super) enum Frame<'a> {
     Heartbeat,
     /// All ranks of the host have loaded.
     Ready,
+    /// What somebody wants of the group.
+    Wish(Wish),
+    /// The lanes of the host rest, as the wish of this number has it.
+    Resting(u64),
     Bye(&'a str),
 }
 
@@ -64,7 +70,7 @@ impl<R: Read> FrameReader<R> {
             FACTS => Facts::BYTES,
             CELL => 4 * (counts + length),
             BYE => length,
-            HEARTBEAT | READY => 0,
+            HEARTBEAT | READY | WISH | RESTING => 0,
             other => return Err(damaged(format!("a frame of kind {other}"))),
         };
         if bytes > PAYLOAD_MAX {
@@ -90,6 +96,13 @@ impl<R: Read> FrameReader<R> {
             }
             BYE => Frame::Bye(std::str::from_utf8(&self.payload).unwrap_or("something that is no text")),
             READY => Frame::Ready,
+            WISH => Frame::Wish(Wish {
+                number,
+                node: counts,
+                paused: lane & PAUSED != 0,
+                draining: lane & DRAINING != 0,
+            }),
+            RESTING => Frame::Resting(number),
             _ => Frame::Heartbeat,
         }))
     }
@@ -118,6 +131,16 @@ pub(super) fn write_ready(out: &mut Vec<u8>) {
     head(out, READY, 0, 0, 0, 0);
 }
 
+pub(super) fn write_wish(out: &mut Vec<u8>, wish: &Wish) {
+    let flag = |is_set, flag| if is_set { flag } else { 0 };
+    let flags = flag(wish.paused, PAUSED) | flag(wish.draining, DRAINING);
+    head(out, WISH, flags, wish.node, wish.number, 0);
+}
+
+pub(super) fn write_resting(out: &mut Vec<u8>, number: u64) {
+    head(out, RESTING, 0, 0, number, 0);
+}
+
 pub(super) fn write_bye(out: &mut Vec<u8>, why: &str) {
     head(out, BYE, 0, 0, 0, why.len());
     out.extend_from_slice(why.as_bytes());
@@ -140,6 +163,10 @@ const CELL: u8 = 2;
 const HEARTBEAT: u8 = 3;
 const BYE: u8 = 4;
 const READY: u8 = 5;
+const WISH: u8 = 6;
+const RESTING: u8 = 7;
+const PAUSED: usize = 1;
+const DRAINING: usize = 2;
 const HEAD: usize = 20;
 /// Bytes of a frame. The rows of a whole step of 16,384 rows of 8,192 values, eight times, are 4 GiB.
 const PAYLOAD_MAX: usize = 4 << 30;

@@ -2,13 +2,18 @@
 //!
 //! ```text
 //! host i > 0   -> host 0:   hello (node, nodes, fingerprint, port where it listens)
-//! host 0       -> host i:   where hosts 1 .. i listen
-//! host i       -> host j:   hello, for 0 < j < i
+//! host 0       -> host i:   hello, and once all have come, a letter: where hosts 1 .. i listen
+//! host i       -> host j:   hello, for 0 < j < i, and back
+//! host i       -> host 0:   a letter: has met everybody
+//! host 0       -> host i:   a letter: go, once all have
 //! ```
 //! Hosts that were started for different meshes, models or builds refuse each other by fingerprint, before
-//! any step.
+//! any step. Until it says go, host 0 watches everybody and everybody watches host 0, so nobody waits for
+//! a host that is gone: before all have come its place is free again, for whoever is started in its stead;
+//! afterwards, and when host 0 gives up, a letter says why.
 
 use super::Link;
+use super::letter::{Letter, arrived, silent};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
@@ -67,6 +72,20 @@ pub enum LinkError {
         /// This host's.
         ours: String,
     },
+    /// A host that had come went away.
+    #[error("host {node} went away while the hosts met: {why}")]
+    Gone {
+        /// Which.
+        node: usize,
+        /// What was seen of it.
+        why: String,
+    },
+    /// Host 0 says why it does not go on.
+    #[error("host 0 sends this one away: {why}")]
+    SentAway {
+        /// In its words.
+        why: String,
+    },
 }
 
 /// What a host says of itself.
@@ -86,95 +105,172 @@ impl Link {
     }
 }
 
-/// Host 0: waits for everybody, then tells all where the others are.
+/// A host that has come to host 0.
+struct Guest {
+    stream: TcpStream,
+    /// Where it listens.
+    place: SocketAddr,
+}
+
+/// Host 0: waits for everybody, tells all where the others are, and waits until they have met.
 fn gather(args: &LinkArgs) -> Result<Vec<Option<TcpStream>>, LinkError> {
     let listener = TcpListener::bind(&args.master)
         .map_err(|source| failed(&format!("listening on --master {}", args.master), source))?;
-    let mut streams: Vec<Option<TcpStream>> = (0..args.nodes).map(|_| None).collect();
-    let mut places = vec![None; args.nodes];
-    accept_all(args, &listener, args.nodes - 1, |hello, stream, from| {
-        let node = hello.node as usize;
-        places[node] = Some(SocketAddr::new(from.ip(), hello.port as u16));
-        streams[node] = Some(stream);
-    })?;
-    for node in 1..args.nodes {
-        let stream = streams[node].as_mut().expect("all have come");
-        let mut text = String::new();
-        for place in places[1..node].iter().flatten() {
-            text.push_str(&format!("{place}\n"));
+    let mut guests: Vec<Option<Guest>> = (0..args.nodes).map(|_| None).collect();
+    let met = receive(args, &listener, &mut guests).and_then(|()| introduce(args, &mut guests));
+    if let Err(error) = met {
+        // Whoever has come can say why it ends, and need not find out by itself.
+        for guest in guests.iter_mut().flatten() {
+            let _ = Letter::NotToday(error.to_string()).send(&mut guest.stream);
         }
-        let told = stream
-            .write_all(&(text.len() as u32).to_le_bytes())
-            .and_then(|()| stream.write_all(text.as_bytes()));
-        told.map_err(|source| failed(&format!("telling host {node} where the others are"), source))?;
+        return Err(error);
     }
-    Ok(streams)
+    Ok(guests.into_iter().map(|guest| guest.map(|guest| guest.stream)).collect())
+}
+
+/// Host 0, until all have come.
+fn receive(args: &LinkArgs, listener: &TcpListener, guests: &mut [Option<Guest>]) -> Result<(), LinkError> {
+    let start = Instant::now();
+    listener.set_nonblocking(true).map_err(|e| failed("waiting for other hosts", e))?;
+    loop {
+        if let Some((hello, stream, from)) = accept(listener, args)? {
+            let node = hello.node as usize;
+            let place = SocketAddr::new(from.ip(), hello.port as u16);
+            if let Some(mut earlier) = guests[node].replace(Guest { stream, place }) {
+                // Of a machine that lost power nobody hears that it is gone: who comes last is the one.
+                tracing::warn!("host {node} has come again, from {from}; the earlier one is sent away");
+                let _ = Letter::NotToday(format!("another host has come as --node-rank {node}"))
+                    .send(&mut earlier.stream);
+            }
+        }
+        for (node, guest) in guests.iter_mut().enumerate() {
+            if let Some(why) = guest.as_ref().and_then(|guest| silent(&guest.stream).err()) {
+                tracing::warn!("host {node} is gone again ({why}); its place is free");
+                *guest = None;
+            }
+        }
+        let missing = guests.iter().skip(1).filter(|guest| guest.is_none()).count();
+        if missing == 0 {
+            return Ok(());
+        }
+        be_patient(args, start, missing)?;
+    }
+}
+
+/// Host 0, once all have come: until all have met.
+fn introduce(args: &LinkArgs, guests: &mut [Option<Guest>]) -> Result<(), LinkError> {
+    let places: Vec<_> = guests.iter().flatten().map(|guest| guest.place.to_string()).collect();
+    let start = Instant::now();
+    let mut waiting = Vec::new();
+    for (guest, node) in guests.iter_mut().flatten().zip(1..) {
+        tell(guest, node, &Letter::Places(places[..node - 1].join("\n")))?;
+        waiting.push(node);
+    }
+    while !waiting.is_empty() {
+        for (guest, node) in guests.iter_mut().flatten().zip(1..) {
+            match arrived(&mut guest.stream) {
+                Ok(None) => {}
+                Ok(Some(Letter::Met)) => waiting.retain(|&other| other != node),
+                Ok(Some(_)) => return Err(LinkError::Gone { node, why: NONSENSE.into() }),
+                Err(error) => return Err(LinkError::Gone { node, why: error.to_string() }),
+            }
+        }
+        be_patient(args, start, waiting.len())?;
+    }
+    guests.iter_mut().flatten().zip(1..).try_for_each(|(guest, node)| tell(guest, node, &Letter::Go))
+}
+
+fn tell(guest: &mut Guest, node: usize, letter: &Letter) -> Result<(), LinkError> {
+    letter.send(&mut guest.stream).map_err(|error| LinkError::Gone { node, why: error.to_string() })
 }
 
 /// Another host: comes to host 0, hears where the earlier ones are, and waits for the later ones.
 fn join(args: &LinkArgs) -> Result<Vec<Option<TcpStream>>, LinkError> {
     let mut streams: Vec<Option<TcpStream>> = (0..args.nodes).map(|_| None).collect();
-    let mut master = reach(args, &args.master)?;
+    let mut master = reach(args, &args.master, || Ok(()))?;
     let ip = master.local_addr().map_or(IpAddr::from([0, 0, 0, 0]), |own| own.ip());
     let listener = TcpListener::bind((ip, 0)).map_err(|e| failed("listening for later hosts", e))?;
     let port = listener.local_addr().map_err(|e| failed("listening for later hosts", e))?.port();
     let hello = Hello { port: port.into(), ..Hello::of(args) };
     greet(&mut master, &hello, args)?;
-    let mut places = String::new();
-    let heard = read_text(&mut master, &mut places);
-    heard.map_err(|source| failed("hearing from host 0 where the others are", source))?;
+    let Letter::Places(places) = await_letter(args, &mut master)? else { return Err(strange_master()) };
     for (place, node) in places.lines().zip(1..) {
-        let mut stream = reach(args, place)?;
+        let mut stream = reach(args, place, || heed(&mut master))?;
         greet(&mut stream, &hello, args)?;
         streams[node] = Some(stream);
     }
+    let start = Instant::now();
+    listener.set_nonblocking(true).map_err(|e| failed("waiting for other hosts", e))?;
+    loop {
+        let missing = streams[args.node + 1..].iter().filter(|stream| stream.is_none()).count();
+        if missing == 0 {
+            break;
+        }
+        if let Some((hello, stream, _)) = accept(&listener, args)? {
+            let place = streams.get_mut(hello.node as usize).filter(|_| hello.node as usize > args.node);
+            match place {
+                Some(place) => *place = Some(stream),
+                None => return Err(unfit(&hello, &Hello::of(args))),
+            }
+        }
+        heed(&mut master)?;
+        be_patient(args, start, missing)?;
+    }
+    Letter::Met.send(&mut master).map_err(|e| LinkError::Gone { node: 0, why: e.to_string() })?;
+    let Letter::Go = await_letter(args, &mut master)? else { return Err(strange_master()) };
     streams[0] = Some(master);
-    accept_all(args, &listener, args.nodes - 1 - args.node, |hello, stream, _| {
-        streams[hello.node as usize] = Some(stream);
-    })?;
     Ok(streams)
 }
 
-/// Takes `count` hosts that fit; others are answered and sent away.
-fn accept_all(
-    args: &LinkArgs,
-    listener: &TcpListener,
-    count: usize,
-    mut take: impl FnMut(Hello, TcpStream, SocketAddr),
-) -> Result<(), LinkError> {
-    let start = Instant::now();
-    listener.set_nonblocking(true).map_err(|e| failed("waiting for other hosts", e))?;
-    let mut come = vec![false; args.nodes];
-    let mut left = count;
-    while left > 0 {
-        match listener.accept() {
-            Ok((mut stream, from)) => {
-                let hello = welcome(&mut stream, args, &come)?;
-                if let Some(hello) = hello {
-                    come[hello.node as usize] = true;
-                    left -= 1;
-                    take(hello, stream, from);
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                if start.elapsed() > args.patience {
-                    return Err(LinkError::Missing {
-                        waited: start.elapsed(),
-                        missing: left,
-                        nodes: args.nodes,
-                        master: args.master.clone(),
-                    });
-                }
-                std::thread::park_timeout(RETRY_EVERY);
-            }
-            Err(error) => return Err(failed("waiting for other hosts", error)),
-        }
+/// The next letter of host 0, which has begun to wait before this host came to it.
+fn await_letter(args: &LinkArgs, master: &mut TcpStream) -> Result<Letter, LinkError> {
+    let patience = args.patience + HELLO_WITHIN;
+    let heard = master.set_read_timeout(Some(patience)).and_then(|()| Letter::read(master));
+    match heard {
+        Ok(Letter::NotToday(why)) => Err(LinkError::SentAway { why }),
+        Ok(letter) => Ok(letter),
+        Err(error) => Err(LinkError::Gone { node: 0, why: error.to_string() }),
     }
+}
+
+/// An error if host 0 is gone or says that this is in vain.
+fn heed(master: &mut TcpStream) -> Result<(), LinkError> {
+    match arrived(master) {
+        Ok(None) => Ok(()),
+        Ok(Some(Letter::NotToday(why))) => Err(LinkError::SentAway { why }),
+        Ok(Some(_)) => Err(strange_master()),
+        Err(error) => Err(LinkError::Gone { node: 0, why: error.to_string() }),
+    }
+}
+
+/// A newcomer that fits, if there is one; others are answered and sent away.
+fn accept(
+    listener: &TcpListener,
+    args: &LinkArgs,
+) -> Result<Option<(Hello, TcpStream, SocketAddr)>, LinkError> {
+    match listener.accept() {
+        Ok((mut stream, from)) => Ok(welcome(&mut stream, args)?.map(|hello| (hello, stream, from))),
+        Err(error) => match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+            // It went away again before it was looked at.
+            io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset => Ok(None),
+            _ => Err(failed("waiting for other hosts", error)),
+        },
+    }
+}
+
+/// Rests before another look, unless it has been long enough.
+fn be_patient(args: &LinkArgs, start: Instant, missing: usize) -> Result<(), LinkError> {
+    let (waited, nodes, master) = (start.elapsed(), args.nodes, args.master.clone());
+    if waited > args.patience {
+        return Err(LinkError::Missing { waited, missing, nodes, master });
+    }
+    std::thread::park_timeout(LOOK_EVERY);
     Ok(())
 }
 
 /// Hears a newcomer's hello and answers with one's own. `None` for whoever is no host at all.
-fn welcome(stream: &mut TcpStream, args: &LinkArgs, come: &[bool]) -> Result<Option<Hello>, LinkError> {
+fn welcome(stream: &mut TcpStream, args: &LinkArgs) -> Result<Option<Hello>, LinkError> {
     let heard = stream
         .set_nonblocking(false)
         .and_then(|()| stream.set_read_timeout(Some(HELLO_WITHIN)))
@@ -183,8 +279,8 @@ fn welcome(stream: &mut TcpStream, args: &LinkArgs, come: &[bool]) -> Result<Opt
     let ours = Hello::of(args);
     // Whatever becomes of it, the newcomer can say why.
     let _ = stream.write_all(&ours.bytes());
-    let known = come.get(theirs.node as usize).copied();
-    if !theirs.fits(&ours) || known != Some(false) || theirs.node as usize == args.node {
+    let is_other = theirs.node != ours.node && theirs.node > 0 && theirs.node < ours.nodes;
+    if !theirs.fits(&ours) || !is_other {
         return Err(unfit(&theirs, &ours));
     }
     Ok(Some(theirs))
@@ -207,10 +303,15 @@ fn greet(stream: &mut TcpStream, ours: &Hello, args: &LinkArgs) -> Result<(), Li
     }
 }
 
-/// Connects, again and again until `patience` is over: hosts start in any order.
-fn reach(args: &LinkArgs, place: &str) -> Result<TcpStream, LinkError> {
+/// Connects, again and again until `patience` is over or `heed` has had enough: hosts start in any order.
+fn reach(
+    args: &LinkArgs,
+    place: &str,
+    mut heed: impl FnMut() -> Result<(), LinkError>,
+) -> Result<TcpStream, LinkError> {
     let start = Instant::now();
     loop {
+        heed()?;
         let found = place.to_socket_addrs().and_then(|mut all| {
             all.next().ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the name has no address"))
         });
@@ -219,22 +320,9 @@ fn reach(args: &LinkArgs, place: &str) -> Result<TcpStream, LinkError> {
             Err(source) if start.elapsed() > args.patience => {
                 return Err(failed(&format!("reaching {place} for {:?}", start.elapsed()), source));
             }
-            Err(_) => std::thread::park_timeout(RETRY_EVERY),
+            Err(_) => std::thread::park_timeout(LOOK_EVERY),
         }
     }
-}
-
-fn read_text(stream: &mut TcpStream, text: &mut String) -> io::Result<()> {
-    let mut length = [0; 4];
-    stream.read_exact(&mut length)?;
-    let length = u32::from_le_bytes(length);
-    if length > TEXT_MAX {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{length} bytes of addresses")));
-    }
-    let mut bytes = vec![0; length as usize];
-    stream.read_exact(&mut bytes)?;
-    text.push_str(&String::from_utf8_lossy(&bytes));
-    Ok(())
 }
 
 impl Hello {
@@ -276,14 +364,21 @@ fn unfit(theirs: &Hello, ours: &Hello) -> LinkError {
     LinkError::Unfit { node: theirs.node as usize, theirs: says(theirs), ours: says(ours) }
 }
 
+fn strange_master() -> LinkError {
+    LinkError::Gone { node: 0, why: NONSENSE.into() }
+}
+
 fn failed(what: &str, source: io::Error) -> LinkError {
     LinkError::Io { what: what.to_owned(), source }
 }
 
 /// Name and version of the protocol.
-const MAGIC: &[u8] = b"atom link 1\n";
+const MAGIC: &[u8] = b"atom link 2\n";
 /// A host that has connected speaks at once.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
-const RETRY_EVERY: Duration = Duration::from_millis(50);
-/// Addresses of 64 hosts are 3 KB.
-const TEXT_MAX: u32 = 1 << 16;
+/// How soon another try is made, and a host that is gone is missed.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+const NONSENSE: &str = "it sent what no host of this build sends";
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,7 @@
 use super::frame::*;
 use super::*;
 use std::net::TcpListener;
+use std::sync::mpsc::channel;
 
 fn frames(bytes: &[u8]) -> Vec<String> {
     let mut reader = FrameReader::new(bytes);
@@ -17,6 +18,8 @@ fn frames(bytes: &[u8]) -> Vec<String> {
             }
             Frame::Heartbeat => "beat".into(),
             Frame::Ready => "ready".into(),
+            Frame::Wish(wish) => format!("{wish:?}"),
+            Frame::Resting(number) => format!("resting {number}"),
             Frame::Bye(why) => format!("bye {why}"),
         });
     }
@@ -32,15 +35,20 @@ fn frames_survive_the_way() {
     write_heartbeat(&mut bytes);
     write_cell(&mut bytes, 2, 9, &[1.5, -0.0, f32::MAX], &[1, 0, 2]);
     write_cell(&mut bytes, 0, 10, &[], &[]);
+    let wishes = [(true, false), (false, true), (true, true), (false, false)]
+        .map(|(paused, draining)| Wish { number: u64::MAX - 3, node: 7, paused, draining });
+    wishes.iter().for_each(|wish| write_wish(&mut bytes, wish));
+    write_resting(&mut bytes, 1 << 40);
     write_bye(&mut bytes, "the end");
-    let expected = [
+    let mut expected = vec![
         format!("facts 5 {facts:?}"),
         "ready".into(),
         "beat".into(),
         format!("cell 2 9 [1.5, -0.0, {:?}] [1, 0, 2]", f32::MAX),
         "cell 0 10 [] []".into(),
-        "bye the end".into(),
     ];
+    expected.extend(wishes.map(|wish| format!("{wish:?}")));
+    expected.extend([format!("resting {}", 1_u64 << 40), "bye the end".into()]);
     assert_eq!(frames(&bytes), expected);
 }
 
@@ -60,53 +68,30 @@ fn a_stream_that_is_cut_or_strange_is_an_error() {
     assert!(error.contains("bytes"), "{error}");
 }
 
-fn args(nodes: usize, node: usize, master: &str) -> LinkArgs {
-    let patience = Duration::from_secs(60);
-    LinkArgs { nodes, node, master: master.into(), fingerprint: 7, patience }
-}
-
-/// A port that nobody uses.
-fn free_port() -> String {
+/// Two links that are one connection.
+fn pair() -> (Arc<Link>, Arc<Link>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().to_string()
+    let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let two = listener.accept().unwrap().0;
+    let link = |node, streams| Arc::new(Link::new(node, streams).unwrap());
+    (link(0, vec![None, Some(one)]), link(1, vec![Some(two), None]))
 }
 
-fn connect(all: Vec<LinkArgs>) -> Vec<Result<Link, LinkError>> {
-    let threads: Vec<_> =
-        all.into_iter().map(|args| std::thread::spawn(move || Link::connect(&args))).collect();
-    threads.into_iter().map(|t| t.join().unwrap()).collect()
-}
-
+/// A group that was parked would have waited for ever for what nobody reads any more.
 #[test]
-fn hosts_that_start_in_any_order_all_meet() {
-    for nodes in [2, 4] {
-        let master = free_port();
-        let links = connect((0..nodes).rev().map(|node| args(nodes, node, &master)).collect());
-        for (link, node) in links.into_iter().zip((0..nodes).rev()) {
-            let link = link.unwrap();
-            assert_eq!((link.node(), link.nodes()), (node, nodes));
-            assert_eq!(link.peers.iter().flatten().count(), nodes - 1);
-            assert_eq!(link.lanes(8).len(), 8 / nodes);
-        }
-    }
-}
-
-#[test]
-fn hosts_that_do_not_fit_refuse_each_other() {
-    let master = free_port();
-    let other = LinkArgs { fingerprint: 8, ..args(2, 1, &master) };
-    for result in connect(vec![args(2, 0, &master), other]) {
-        let error = result.expect_err("refused").to_string();
-        assert!(error.contains("does not fit") && error.contains("0x0000000000000008"), "{error}");
-    }
-}
-
-#[test]
-fn a_host_that_stays_away_is_counted() {
-    let master = free_port();
-    let alone = LinkArgs { patience: Duration::from_millis(80), ..args(3, 0, &master) };
-    let error = Link::connect(&alone).expect_err("nobody came").to_string();
-    assert!(error.contains("2 of 3 hosts have not come"), "{error}");
-    let lost = LinkArgs { patience: Duration::from_millis(80), ..args(3, 2, &master) };
-    assert!(Link::connect(&lost).expect_err("nobody is there").to_string().contains(&master));
+fn a_reading_thread_that_panics_is_a_loss_with_a_name() {
+    let (here, there) = pair();
+    let group = Arc::new(GroupShared::new(2, Arc::default()));
+    let (sender, heard) = channel();
+    let tell = move |node, news| match news {
+        News::Ready => std::panic::resume_unwind(Box::new("injected")),
+        News::Gone(why) => sender.send((node, why)).unwrap(),
+        News::Wish(_) | News::Resting(_) => {}
+    };
+    let threads = here.listen(&group, &tell).unwrap();
+    there.say_ready().unwrap();
+    let (node, why) = heard.recv().unwrap();
+    assert!(node == 1 && why.contains("panicked") && why.contains("injected"), "{node}: {why}");
+    here.close();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
 }

@@ -220,7 +220,7 @@ fn b_28_32_requests_on_each_of_8_ranks_replay_every_step() {
     let stats = watched.host.stats();
     let buckets = setup.config().lattice.buckets().len() as u64;
     for lane in &stats {
-        assert_eq!((lane.eager_steps, lane.replays, lane.recordings), (0, stats[0].replays, buckets));
+        assert_eq!((lane.eager_steps.total(), lane.replays, lane.recordings), (0, stats[0].replays, buckets));
     }
     assert_eq!(watched.steps().len() as u64, stats[0].replays);
 }
@@ -343,5 +343,36 @@ fn b_45_a_rank_that_meets_otherwise_is_an_error_and_no_hang() {
             assert_eq!(watched.host.health().fault.as_ref(), Some(why));
             assert!(watched.host.shutdown().is_err());
         }
+    }
+}
+
+/// deepseek-ai/DeepEP#93: graphs for different numbers of rows shared a buffer, and one read counts where the
+/// other had put something else. Here steps of all sizes take turns in the same buffers: every choice is
+/// computed as often as it was made, and answers are those of a single rank.
+#[test]
+fn b_43_steps_of_all_sizes_take_turns_in_the_same_buffers() {
+    let sizes = Some(vec![20, 33, 48]);
+    let lengths = [60, 3, 33, 1, 48, 20, 64, 2, 19, 34, 7, 49];
+    let one = |(i, &len): (usize, &usize)| on(i as u16 % 4, greedy(&prompt(300 + i as u32, len), 2));
+    let requests: Vec<_> = lengths.iter().enumerate().map(one).collect();
+    let single = Setup { sizes: sizes.clone(), ..Setup::default() }.start(&tiny("glm4_moe"));
+    let anywhere = requests.iter().map(|request| Request { lane: None, ..again(request) });
+    let expected: Vec<_> = anywhere.map(|request| ask(&single, request).ids()).collect();
+    for experts in LAYOUTS {
+        let setup = Setup { sizes: sizes.clone(), ..lanes(4, experts) };
+        let watched = watched(&setup, &tiny("glm4_moe"), |_| leave_alone());
+        let found: Vec<_> = alone(&watched.host, &requests).iter().map(Answer::ids).collect();
+        assert_eq!(found, expected, "{experts:?}");
+        let steps = watched.steps();
+        // Slices of an expert are computed on every rank.
+        let times = if experts.expert_parallel { 1 } else { 4 };
+        for (index, ranks) in steps.iter().enumerate() {
+            let sum = |of: fn(&atom_ops::ExpertRows) -> u64| -> u64 {
+                ranks.iter().map(|step| of(&step.experts)).sum()
+            };
+            assert_eq!(sum(|e| e.computed), times * sum(|e| e.chosen), "{experts:?}, step {index}");
+        }
+        let turns = steps.windows(2).filter(|pair| pair[0][0].shape != pair[1][0].shape).count();
+        assert!(turns >= lengths.len(), "{experts:?}: {turns} changes of size");
     }
 }

@@ -107,9 +107,12 @@ fn rows_of_all_kinds_share_steps_with_every_cache_type() {
                 let expected =
                     bits(&alone(&setup.start(&tiny(name)), &[decoding.clone(), prefilling.clone()]));
                 let watched = watched(&setup, &tiny(name), |_| leave_alone());
-                let first = send(&watched.host, again(&decoding));
-                assert!(matches!(first.next(), atom_engine::Event::Started { .. }));
-                let second = send(&watched.host, again(&prefilling));
+                // Both are there before the first step: the short prompt is done with it.
+                common::rest(&watched.host);
+                watched.host.pause();
+                let [first, second] = [&decoding, &prefilling].map(|r| send(&watched.host, again(r)));
+                wait_until(&watched.host, |lanes| lanes[..2].iter().all(|lane| lane.counters.waiting == 1));
+                watched.host.resume();
                 assert_eq!([first.wait().bits(), second.wait().bits()], expected[..], "{name} {kv_dtype:?}");
                 let rides =
                     |ranks: &&Vec<Step>| ranks[0].spans == [1] && ranks[1].rows > 8 && ranks[2].rows == 0;

@@ -87,6 +87,28 @@ fn b_24_the_first_request_may_come_at_once() {
     });
 }
 
+/// NVIDIA/TensorRT-LLM PR#14240: what one rank found in the cache of its tuner the others had not, and they
+/// hung at the start. What a host decides for itself at its start goes into the state that all lanes begin
+/// with; its hash is compared before hosts are one group, and in the first exchange.
+#[test]
+fn b_37_what_is_decided_at_the_start_is_part_of_what_is_compared() {
+    let setup = lanes(4, DEP);
+    let hash = |setup: &Setup| setup.config().first_state().hash();
+    assert_eq!(hash(&setup), hash(&setup.clone()));
+    let alignment = Some(atom_group::Alignment::default());
+    let decided = [
+        Setup { rows_max: 96, ..setup.clone() },
+        Setup { max_num_seqs: 8, ..setup.clone() },
+        Setup { sizes: Some(vec![20, 64]), ..setup.clone() },
+        Setup { record_all: false, ..setup.clone() },
+        Setup { policy: atom_group::Policy { alignment, ..setup.policy }, ..setup.clone() },
+        lanes(2, DEP),
+    ];
+    for (index, other) in decided.iter().enumerate() {
+        assert_ne!(hash(other), hash(&setup), "decision {index} would not be noticed");
+    }
+}
+
 /// Expert parallelism: a rank of N has an N-th of the experts, and nothing is held for safety.
 #[test]
 fn a_rank_of_n_loads_an_nth_of_the_experts() {

@@ -1,7 +1,9 @@
 //! A backend whose steps a test looks into, or spoils.
 
 use atom_base::ScoredToken;
-use atom_ops::{Backend, Collectives, ExpertRows, OpsError, Recording, Reserve, Slice, StepInputs, Weight};
+use atom_ops::{
+    Backend, Collectives, ExpertRows, LoadWeights, OpsError, Recording, Reserve, Slice, StepInputs, Weight,
+};
 use atom_weights::Tensor;
 
 /// What a test does around the calls of a rank's thread.
@@ -23,7 +25,7 @@ pub struct Hooked<H> {
     pub hooks: H,
 }
 
-impl<H: Hooks> Backend for Hooked<H> {
+impl<H: Hooks> LoadWeights for Hooked<H> {
     fn load_matrix(&mut self, parts: &[Slice]) -> Result<Weight, OpsError> {
         self.inner.load_matrix(parts)
     }
@@ -39,7 +41,9 @@ impl<H: Hooks> Backend for Hooked<H> {
     fn load_table(&mut self, table: &Tensor) -> Result<Weight, OpsError> {
         self.inner.load_table(table)
     }
+}
 
+impl<H: Hooks> Backend for Hooked<H> {
     fn reserve(&mut self, reserve: &Reserve) -> Result<(), OpsError> {
         self.inner.reserve(reserve)
     }

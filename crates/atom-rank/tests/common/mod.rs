@@ -2,6 +2,8 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file is a crate that uses its own part")]
 
 pub mod hooked;
+pub mod hosts;
+pub mod spoil;
 pub mod trace;
 
 use atom_base::{
@@ -12,7 +14,7 @@ use atom_engine::{EngineError, Event, Request, SchedulerConfig};
 use atom_group::{Activity, Lattice, LatticeArgs, Patience, Policy};
 use atom_model::{ExchangeChoice, ExpertLayout};
 use atom_ops::{Backend, KvDType, OpsError};
-use atom_rank::{Host, HostConfig, HostError, Link, LoadBalance};
+use atom_rank::{Host, HostConfig, HostError, Link, LoadBalance, Probe};
 use atom_weights::Checkpoint;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -158,6 +160,12 @@ impl Setup {
         backend: impl Fn(&Seat) -> Result<Box<dyn Backend>, OpsError> + Send + Sync + 'static,
     ) -> Host {
         Host::start(&self.config(), checkpoint, backend, Arc::new(|_, _, _| {})).unwrap()
+    }
+
+    /// With a test in every stage of every rank.
+    pub fn start_probed(&self, checkpoint: &Arc<Checkpoint>, probe: Arc<impl Probe + 'static>) -> Host {
+        let progress = Arc::new(|_, _, _| {});
+        Host::start_probed(&self.config(), checkpoint, self.cpu(), progress, probe).unwrap()
     }
 
     pub fn try_start(&self, checkpoint: &Arc<Checkpoint>) -> Result<Host, HostError> {

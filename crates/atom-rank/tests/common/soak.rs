@@ -1,18 +1,18 @@
-//! Random load on a group whose ranks fail, pause and run out of cache. Every answer is compared with
+//! Random load on a group whose ranks fail, are slow or get stuck, pause and run out of cache. Every answer is compared with
 //! that of the same request alone, and at rests everything must be back where it was.
 #![allow(unreachable_pub, reason = "shared by a test and an example")]
 
-use crate::common::hooked::{Hooked, Hooks};
+use crate::common::spoil::{Kind, STAGES, Spoil, Spoiled, Spoiler};
 use crate::common::{Setup, ask, expert_parallel, mesh, request, rest, tiny};
-use atom_base::{FinishReason, LaneId, RequestId, SamplingParams, Seat, TokenId};
+use atom_base::{FinishReason, LaneId, RequestId, SamplingParams, TokenId};
 use atom_engine::{EngineError, Event, Request};
 use atom_group::{Alignment, Patience, Policy};
-use atom_ops::{Backend, ExpertRows, KvDType, OpsError, StepInputs};
-use atom_rank::Host;
+use atom_ops::KvDType;
+use atom_rank::{Host, Stage};
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// What has happened so far.
@@ -24,8 +24,12 @@ pub struct Totals {
     /// Answered with the error of a lost rank.
     pub lost: u64,
     pub tokens: u64,
-    /// Ranks that failed and were replaced.
+    /// Ranks that failed or got stuck, and were replaced.
     pub faults: u64,
+    /// Of those, ranks that got stuck.
+    pub stuck: u64,
+    /// Ranks that were slower than all others for once.
+    pub slow: u64,
     pub pauses: u64,
     pub preempted: u64,
     /// Times that all was at rest and was looked at.
@@ -37,14 +41,14 @@ pub struct Totals {
 /// Runs until `goes_on` is false, which is asked before every request. Fails at the first wrong answer, error that
 /// nobody injected, or remainder; ends the process if nothing at all happens for two minutes.
 pub fn soak(seed: u32, goes_on: impl FnMut(&Totals) -> bool) -> Totals {
-    let faults = Arc::new(Faults::default());
-    let host = start(&faults);
+    let spoiler = Arc::new(Spoiler::new(usize::from(LANES), false));
+    let host = setup().start_probed(&tiny(MODEL), Arc::clone(&spoiler));
     let pulse = Pulse::default();
     let totals = std::thread::scope(|scope| {
         let watchdog = scope.spawn(|| pulse.watch(&host));
         // Also when a check fails.
         let _end = End { pulse: &pulse, watchdog: watchdog.thread().clone() };
-        Load::new(seed, &host, faults, &pulse).run(goes_on)
+        Load::new(seed, &host, spoiler, &pulse).run(goes_on)
     });
     assert_eq!(host.shutdown(), Ok(()));
     totals
@@ -63,85 +67,10 @@ fn setup() -> Setup {
         kv_dtype: KvDType::F16,
         record_all: false,
         policy: Policy { alignment: Some(Alignment::default()), ..Policy::default() },
-        // Of a machine that has other things to do; nobody is stuck on purpose here.
-        patience: Patience { min: Duration::from_secs(20), first: Duration::from_secs(60) },
+        // Of a machine that has other things to do: who is not stuck must not be taken for it.
+        patience: Patience { min: Duration::from_secs(5), first: Duration::from_secs(5) },
         ..Setup::default()
     }
-}
-
-fn start(faults: &Arc<Faults>) -> Host {
-    let setup = setup();
-    let (cpu, faults) = (setup.cpu(), Arc::clone(faults));
-    let backend = move |seat: &Seat| {
-        let hooks = Faulty { rank: seat.rank.0, faults: Arc::clone(&faults) };
-        Ok(Box::new(Hooked { inner: cpu(seat)?, hooks }) as Box<dyn Backend>)
-    };
-    setup.start_with(&tiny(MODEL), backend)
-}
-
-/// The next rank to fail, and those that did.
-#[derive(Default)]
-struct Faults {
-    next: Mutex<Option<Fault>>,
-    fired: Mutex<Vec<u16>>,
-}
-
-#[derive(Clone, Copy)]
-struct Fault {
-    rank: u16,
-    how: How,
-    replays_left: u32,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum How {
-    Error,
-    Panic,
-    /// When the replay is done, and the other ranks have taken in what it gave.
-    PanicAfter,
-}
-
-struct Faulty {
-    rank: u16,
-    faults: Arc<Faults>,
-}
-
-impl Faulty {
-    /// How it fails now, if it does.
-    fn due(&self, is_after: bool) -> Option<How> {
-        let mut next = self.faults.next.lock().unwrap();
-        let fault = next.as_mut().filter(|fault| fault.rank == self.rank)?;
-        if (fault.how == How::PanicAfter) != is_after {
-            return None;
-        }
-        if fault.replays_left > 0 {
-            fault.replays_left -= 1;
-            return None;
-        }
-        self.faults.fired.lock().unwrap().push(self.rank);
-        next.take().map(|fault| fault.how)
-    }
-}
-
-impl Hooks for Faulty {
-    fn before_replay(&mut self, _: usize, _: &StepInputs<'_>) -> Result<(), OpsError> {
-        match self.due(false) {
-            None => Ok(()),
-            Some(How::Error) => Err(OpsError::Device("injected".into())),
-            Some(How::Panic | How::PanicAfter) => panic_quietly(),
-        }
-    }
-
-    fn after_replay(&mut self, _: usize, _: &StepInputs<'_>, _: ExpertRows) {
-        if self.due(true).is_some() {
-            panic_quietly();
-        }
-    }
-}
-
-/// Without the hook that prints it.
-fn panic_quietly() -> ! {
-    std::panic::resume_unwind(Box::new("injected"))
 }
 
 /// Beats with all that happens.
@@ -188,8 +117,8 @@ impl Pulse {
 struct Open {
     recipe: u32,
     lane: Option<u16>,
-    /// Ranks that had failed when it was sent.
-    fired: usize,
+    /// Ranks that were lost when it was sent.
+    lost: usize,
     has_started: bool,
     bits: Bits,
 }
@@ -202,7 +131,7 @@ struct Load<'a> {
     seed: u32,
     drawn: u32,
     host: &'a Host,
-    faults: Arc<Faults>,
+    spoiler: Arc<Spoiler>,
     pulse: &'a Pulse,
     /// Does one request at a time, with room for all and no faults.
     reference: Host,
@@ -217,14 +146,14 @@ struct Load<'a> {
 }
 
 impl<'a> Load<'a> {
-    fn new(seed: u32, host: &'a Host, faults: Arc<Faults>, pulse: &'a Pulse) -> Self {
+    fn new(seed: u32, host: &'a Host, spoiler: Arc<Spoiler>, pulse: &'a Pulse) -> Self {
         let alone = Setup { pages: 600, policy: Policy::default(), poison: false, ..setup() };
         let (sender, events) = channel();
         Self {
             seed,
             drawn: 0,
             host,
-            faults,
+            spoiler,
             pulse,
             reference: alone.start(&tiny(MODEL)),
             expected: HashMap::new(),
@@ -275,8 +204,8 @@ impl<'a> Load<'a> {
         let session = Some(u64::from(self.below(40))).filter(|session| *session < 10);
         let request = Request { lane: lane.map(LaneId), session, ..made(recipe) };
         let (id, sender) = (request.id, self.sender.clone());
-        let fired = self.faults.fired.lock().unwrap().len();
-        self.open.insert(id, Open { recipe, lane, fired, has_started: false, bits: Bits::new() });
+        let lost = self.lost().len();
+        self.open.insert(id, Open { recipe, lane, lost, has_started: false, bits: Bits::new() });
         let taken = self.host.submit(request, Box::new(move |event| drop(sender.send((id, event)))));
         assert_eq!(taken, Ok(()), "{:#?}", self.host.health());
     }
@@ -304,14 +233,28 @@ impl<'a> Load<'a> {
 
     /// Lets a rank fail soon, once the last loss is dealt with.
     fn arm(&mut self) {
-        let fired = self.faults.fired.lock().unwrap().len() as u64;
-        let has_formed = self.host.stats().iter().all(|lane| lane.epoch == fired + 1);
-        let how = [How::Error, How::Panic, How::PanicAfter][self.below(3) as usize];
-        let (rank, replays_left) = (self.below(LANES.into()) as u16, self.below(200));
-        let mut next = self.faults.next.lock().unwrap();
-        if has_formed && next.is_none() {
-            *next = Some(Fault { rank, how, replays_left });
+        let lost = self.lost().len() as u64;
+        let has_formed = self.host.stats().iter().all(|lane| lane.epoch == lost + 1);
+        let stage = STAGES[self.below(STAGES.len() as u32) as usize];
+        // Recordings are rare, and who gets stuck costs everybody its deadline.
+        let passes = if stage == Stage::Record { 0 } else { self.below(200) };
+        let kind = match self.below(20) {
+            0..7 => Kind::Error,
+            7..14 => Kind::Panic,
+            14..19 => Kind::Slow,
+            _ => Kind::Stuck,
+        };
+        // Before an exchange the others may be asleep, and would not come before the slow one.
+        let stage = if kind == Kind::Slow { stage.max(Stage::Settle) } else { stage };
+        let rank = self.below(LANES.into()) as u16;
+        if has_formed && !self.spoiler.is_armed() {
+            self.spoiler.arm(Some(Spoil { rank, stage, kind, passes }));
         }
+    }
+
+    /// Faults that cost a rank so far.
+    fn lost(&self) -> Vec<Spoiled> {
+        self.spoiler.spoiled().into_iter().filter(|spoiled| spoiled.kind != Kind::Slow).collect()
     }
 
     /// Takes in one event, if one is due.
@@ -342,13 +285,16 @@ impl<'a> Load<'a> {
             Event::Failed(EngineError::Rank(why)) => {
                 let open = self.open.remove(&id).expect("found above");
                 // One that had failed before may not have been noticed yet.
-                let fired = self.faults.fired.lock().unwrap()[open.fired.saturating_sub(1)..].to_vec();
-                let is_lost = fired.iter().any(|rank| open.lane.is_none_or(|lane| lane == *rank));
-                assert!(
-                    is_lost && why.contains("injected"),
-                    "ranks {fired:?} failed, lane {:?}: {why}",
-                    open.lane
-                );
+                let lost = self.lost().split_off(open.lost.saturating_sub(1));
+                let explains = |lost: &Spoiled| {
+                    let Spoiled { rank, step, kind, .. } = *lost;
+                    let name = match kind {
+                        Kind::Stuck => format!("rank {rank} (lane {rank}, "),
+                        _ => format!("rank {rank} (lane {rank}): step {step}: "),
+                    };
+                    open.lane.is_none_or(|lane| lane == rank) && why.contains(&name)
+                };
+                assert!(lost.iter().any(explains), "{lost:?}, lane {:?}: {why}", open.lane);
                 self.check(&open, false);
                 self.totals.lost += 1;
             }
@@ -368,18 +314,24 @@ impl<'a> Load<'a> {
 
     /// Sends no more, lets everybody finish, and looks whether all is back where it was.
     fn rest(&mut self) {
-        *self.faults.next.lock().unwrap() = None;
+        self.spoiler.arm(None);
         while !self.open.is_empty() {
             self.listen();
         }
         if self.is_paused {
             self.pause();
         }
-        let fired = self.faults.fired.lock().unwrap().len() as u64;
-        while self.host.health().forming.is_some() || self.host.stats()[0].epoch <= fired {
+        let lost = self.lost();
+        let epoch = lost.len() as u64 + 1;
+        while self.host.health().forming.is_some() || self.host.stats()[0].epoch < epoch {
             std::thread::yield_now();
         }
         rest(self.host);
+        // Who was stuck finds its seat taken, and ends without leaving anything.
+        self.spoiler.release();
+        while threads() > self.threads {
+            std::thread::yield_now();
+        }
         let (health, stats) = (self.host.health(), self.host.stats());
         assert!(health.fault.is_none() && health.ready, "{health:#?}");
         assert!(health.lanes.iter().all(|lane| lane.step == health.lanes[0].step), "{health:#?}");
@@ -388,16 +340,15 @@ impl<'a> Load<'a> {
             let counters = lane.counters;
             assert_eq!((counters.running, counters.waiting, counters.pages_held), (0, 0, 0), "{lane:#?}");
             assert!(counters.pages_kept < PAGES, "{lane:#?}");
-            assert_eq!((lane.epoch, lane.eager_steps), (fired + 1, 0), "each loss is one epoch");
+            assert_eq!((lane.epoch, lane.eager_steps.total()), (epoch, 0), "each loss is one epoch");
             // A lane that was replaced counts from 0.
             let since = counters.preempted.checked_sub(*last).unwrap_or(counters.preempted);
             self.totals.preempted += since;
             *last = counters.preempted;
         }
-        while threads() > self.threads {
-            std::thread::yield_now();
-        }
-        self.totals.faults = fired;
+        self.totals.faults = lost.len() as u64;
+        self.totals.stuck = lost.iter().filter(|lost| lost.kind == Kind::Stuck).count() as u64;
+        self.totals.slow = self.spoiler.spoiled().len() as u64 - self.totals.faults;
         self.totals.rests += 1;
         self.totals.replays = stats[0].replays;
     }

@@ -5,8 +5,8 @@ use crate::common::Setup;
 use atom_base::{LaneId, SamplingParams, ScoredToken, Seat, TokenId};
 use atom_engine::Request;
 use atom_ops::{
-    Backend, Collective, CollectiveKind, Collectives, Comm, ExpertRows, OpsError, Recording, Reserve, Slice,
-    StepInputs, StepShape, Weight,
+    Backend, Collective, CollectiveKind, Collectives, Comm, ExpertRows, LoadWeights, OpsError, Recording,
+    Reserve, Slice, StepInputs, StepShape, Weight,
 };
 use atom_rank::Host;
 use atom_weights::{Checkpoint, Tensor};
@@ -129,7 +129,7 @@ pub fn assert_lockstep(steps: &[Vec<Step>]) {
     }
 }
 
-impl Backend for Watch {
+impl LoadWeights for Watch {
     fn load_matrix(&mut self, parts: &[Slice]) -> Result<Weight, OpsError> {
         self.inner.load_matrix(parts)
     }
@@ -147,7 +147,9 @@ impl Backend for Watch {
     fn load_table(&mut self, table: &Tensor) -> Result<Weight, OpsError> {
         self.inner.load_table(table)
     }
+}
 
+impl Backend for Watch {
     fn reserve(&mut self, reserve: &Reserve) -> Result<(), OpsError> {
         self.reserve = Some(reserve.clone());
         self.inner.reserve(reserve)

@@ -23,6 +23,7 @@ async fn a_drain_refuses_what_comes_after_it() {
         let drained = site.post("/admin/drain", &json!({})).await;
         assert_eq!((drained.status, &drained.json()["draining"]), (200, &json!(true)));
     }
+    assert!(site.fake.drained.load(Ordering::SeqCst), "the engine tells other hosts");
     let chat = json!({"messages": [{"role": "user", "content": "hi"}]});
     let refused = site.post("/v1/chat/completions", &chat).await;
     assert_eq!((refused.status, &refused.error()["code"]), (503, &json!("shutting_down")));

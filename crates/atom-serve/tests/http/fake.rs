@@ -41,6 +41,7 @@ pub(crate) struct Fake {
     pub(crate) condition: Mutex<Condition>,
     /// What it was last told.
     pub(crate) paused: AtomicBool,
+    pub(crate) drained: AtomicBool,
     /// Ids of aborted requests.
     aborted: watch::Sender<Vec<RequestId>>,
     /// Scripts that were played to their end.
@@ -72,6 +73,7 @@ impl Fake {
             refusal: Mutex::default(),
             condition: Mutex::new(Condition::Ready),
             paused: AtomicBool::new(false),
+            drained: AtomicBool::new(false),
             aborted: watch::Sender::new(Vec::new()),
             played: Arc::new(watch::Sender::new(0)),
         }
@@ -153,9 +155,12 @@ impl Engine for Fake {
         Health { condition: self.condition.lock().unwrap().clone(), lanes: Vec::new() }
     }
 
-    fn pause(&self) -> Result<(), &'static str> {
+    fn pause(&self) {
         self.paused.store(true, Ordering::SeqCst);
-        Ok(())
+    }
+
+    fn drain(&self) {
+        self.drained.store(true, Ordering::SeqCst);
     }
 
     fn resume(&self) {

@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn a_file_is_read_as_it_was_written() {
         let machine = Machine { lanes_at_once: 2, expert_share: 0.125, row_bytes: 65536.0, row_lanes: 3 };
-        let cost = StepCost { machine, parameters: [1.5, 2.0, 0.0, 4.25, 5.0, 6.0, 7.0, 0.125, 9.0] };
+        let cost = StepCost { machine, parameters: [1.5, 2.0, 0.0, 4.25, 5.0, 6.0, 7.0, 8.5, 0.125, 9.0] };
         assert_eq!(cost.to_string().parse(), Ok(cost));
         assert_eq!(cost.parameter("row_us"), Some(4.25));
     }

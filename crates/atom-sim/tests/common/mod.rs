@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test uses a part")]
 
+pub(crate) mod group;
+
 use atom_base::{RequestId, SamplingParams, StopParams, TokenId};
 use atom_engine::{Request, SchedulerConfig};
 use atom_group::{Bucket, Lattice, LatticeArgs};

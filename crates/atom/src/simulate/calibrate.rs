@@ -163,9 +163,11 @@ fn median(ranks: u16, point: Point, mut seen: Vec<Seen>) -> Option<Measured> {
     seen.sort_by(|a, b| a.us.total_cmp(&b.us));
     let (count, at) = (seen.len(), |quarter: usize| seen.get(seen.len() * quarter / 4).map(|s| s.us));
     let (low, middle, high) = (at(1)?, at(2)?, at(3)?);
-    let mean = |of: fn(&StepWork) -> u64| seen.iter().map(|s| of(&s.work)).sum::<u64>() / count as u64;
-    let pairs = Spread { max: mean(|w| w.pairs.max), sum: mean(|w| w.pairs.sum) };
-    let work = StepWork { pairs, ..seen[0].work };
+    let mean = |of: fn(&StepWork) -> Spread| {
+        let sum = |part: fn(Spread) -> u64| seen.iter().map(|s| part(of(&s.work))).sum::<u64>();
+        Spread { max: sum(|s| s.max) / count as u64, sum: sum(|s| s.sum) / count as u64 }
+    };
+    let work = StepWork { pairs: mean(|w| w.pairs), reads: mean(|w| w.reads), ..seen[0].work };
     Some(Measured { ranks, point, sample: Sample { work, us: middle }, count, quartiles: (low, high) })
 }
 

@@ -53,6 +53,15 @@ pub(super) struct Meter<'a> {
     log: Log,
 }
 
+/// What a lane had in a step.
+#[derive(Clone, Copy)]
+struct LaneWork {
+    rows: u64,
+    out_rows: u64,
+    pairs: u64,
+    reads: u64,
+}
+
 struct Said {
     at: Instant,
     id: RequestId,
@@ -175,46 +184,45 @@ impl<'a> Meter<'a> {
 
     /// A step, if it is one that the point is about.
     fn seen(&self, point: Point, step: usize, ids: &[RequestId]) -> Option<Seen> {
-        let mut lanes = vec![(0, 0, 0); self.lanes]; // rows, out rows, pairs
-        for (lane, _) in self.log.metronomes.iter().enumerate() {
-            // Its one prompt token gave the first.
-            lanes[lane] = (1, 1, step as u64 + 1);
-        }
+        // The metronome's one prompt token gave its first.
+        let beat = step as u64 + 1;
+        let mut lanes = vec![LaneWork { rows: 1, out_rows: 1, pairs: beat, reads: beat }; self.lanes];
         for track in ids.iter().map(|id| &self.log.tracks[id]) {
             let Some(first) = track.first.filter(|&first| (first..first + track.tokens).contains(&step))
             else {
                 continue;
             };
-            let (rows, out, pairs) = &mut lanes[track.lane];
-            *out += 1;
-            if step > first {
-                *rows += 1;
-                *pairs += (track.prompt + step - first) as u64;
+            let lane = &mut lanes[track.lane];
+            lane.out_rows += 1;
+            let (new, start) = if step > first {
+                (1, (track.prompt + step - first - 1) as u64)
             } else {
-                let (new, start) = ((track.prompt - track.cached) as u64, track.cached as u64);
-                *rows += new;
-                *pairs += new * (2 * start + new + 1) / 2;
-            }
+                ((track.prompt - track.cached) as u64, track.cached as u64)
+            };
+            lane.rows += new;
+            lane.pairs += new * (2 * start + new + 1) / 2;
+            lane.reads += start + new;
         }
         let expected = match point.kind {
             Kind::Decode(requests) => 1 + requests as u64,
             Kind::Prefill(rows) => 1 + rows as u64,
         };
-        let is_meant = |(lane, l): (usize, &(u64, u64, u64))| {
+        let is_meant = |(lane, l): (usize, &LaneWork)| {
             let is_busy = lane < point.busy;
             let is_decode = matches!(point.kind, Kind::Decode(_));
-            l.0 == if is_busy { expected } else { 1 } && (l.1 == l.0 || !is_decode)
+            l.rows == if is_busy { expected } else { 1 } && (l.out_rows == l.rows || !is_decode)
         };
         if !lanes.iter().enumerate().all(is_meant) || self.mixes(point, step, ids) {
             return None;
         }
-        let largest = lanes.iter().map(|l| l.0).max()? as usize;
+        let largest = lanes.iter().map(|l| l.rows).max()? as usize;
         let bucket = *self.edges.iter().find(|&&edge| edge >= largest)?;
         let mut work = StepWork::new(self.lanes, bucket);
-        for (rows, out, pairs) in lanes {
-            work.rows.add(rows);
-            work.out_rows.add(out);
-            work.pairs.add(pairs);
+        for lane in lanes {
+            work.rows.add(lane.rows);
+            work.out_rows.add(lane.out_rows);
+            work.pairs.add(lane.pairs);
+            work.reads.add(lane.reads);
         }
         let us = (self.log.times[step] - self.log.times[step - 1]).as_secs_f64() * 1e6;
         Some(Seen { work, us })

@@ -91,10 +91,10 @@ impl World {
         ops.embed(logits, logit_rows);
         ops.route(logit_rows, None, &Arc::new(route), routes);
         let extent = if self.lanes() == 1 { Extent::Rows } else { Extent::GroupRows };
-        let (inner, gated) =
-            (ops.buffer(extent, self.top_k * 2 * WIDTH), ops.buffer(extent, self.top_k * WIDTH));
         let spec =
             Arc::new(ExpertSpec { top_k: self.top_k, first: held.start, held: held.len(), width: WIDTH });
+        let places = spec.choices_per_row();
+        let (inner, gated) = (ops.buffer(extent, places * 2 * WIDTH), ops.buffer(extent, places * WIDTH));
         let mut seen = None;
         if self.lanes() == 1 {
             ops.expert_sums((x_rows, routes), weights, &spec, (inner, gated), out);
@@ -104,7 +104,7 @@ impl World {
             seen = Some([all_routes, all_x]);
             if self.exchange == Exchange::Dispatch {
                 let owners: Arc<[usize]> = self.owners.clone().into();
-                let y = ops.buffer(extent, self.top_k * HIDDEN);
+                let y = ops.buffer(extent, places * HIDDEN);
                 ops.dispatch_rows(x_rows, all_routes, &owners, all_x);
                 ops.expert_outputs((all_x, all_routes), weights, &spec, (inner, gated), y);
                 ops.combine_rows(y, all_routes, &owners, out);

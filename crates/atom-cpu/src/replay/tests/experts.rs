@@ -171,10 +171,11 @@ fn check_step(got: &[Vec<f32>], rows: usize, routes: &[Route], y: &[Vec<Vec<f32>
             }
             assert_eq!(bits(std::slice::from_ref(got)), bits(&[sum]), "{what}");
         } else {
+            let here: Vec<_> = route.iter().filter(|choice| is_here(choice)).collect();
             for place in 0..TOP_K {
                 let got = &got[place * hidden..][..hidden];
-                match route.get(place).filter(|choice| is_here(choice)) {
-                    Some(&(expert, _)) => {
+                match here.get(place) {
+                    Some(&&(expert, _)) => {
                         assert_eq!(
                             bits(&[got.to_vec()]),
                             bits(std::slice::from_ref(&y[expert][row])),

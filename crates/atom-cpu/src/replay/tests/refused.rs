@@ -42,8 +42,9 @@ fn route_spec() -> RouteSpec {
 
 fn record_experts(ops: &mut Ops, weights: (Weight, Weight), hidden: usize, spec: ExpertSpec, extent: Extent) {
     let (x, routes) = (ops.buffer(extent, hidden), ops.buffer(extent, 2 * spec.top_k));
-    let inner = ops.buffer(extent, spec.top_k * 2 * spec.width);
-    let gated = ops.buffer(extent, spec.top_k * spec.width);
+    let places = spec.choices_per_row();
+    let inner = ops.buffer(extent, places * 2 * spec.width);
+    let gated = ops.buffer(extent, places * spec.width);
     let out = ops.buffer(extent, hidden);
     ops.expert_sums((x, routes), weights, &Arc::new(spec), (inner, gated), out);
 }
