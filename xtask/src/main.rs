@@ -21,7 +21,7 @@ fn main() -> ExitCode {
         ["mutants", name] if !name.starts_with('-') => mutants::run(&root(), name, false),
         ["explore", rest @ ..] => explore(rest),
         _ => Err(anyhow!(
-            "usage: cargo xtask tidy | mutants [NAME | PACKAGE | --list] | explore [--lanes 1..4] [--deep]"
+            "usage: cargo xtask tidy | mutants [NAME | PACKAGE | --list] | explore [--lanes 1..4] [--supervised] [--deep]"
         )),
     };
     match outcome {

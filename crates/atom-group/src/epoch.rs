@@ -5,14 +5,14 @@
 use thiserror::Error;
 
 /// The epochs of one group, as its supervisor counts them. Pure: time and reasons stay outside.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Epochs {
     current: u64,
     reforms_max: u32,
 }
 
 /// How a rank was lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Loss {
     /// It ended by itself, with an error or a panic: its thread is gone.
     Ended,
@@ -35,7 +35,7 @@ pub enum Verdict {
 }
 
 /// Why a group does not form again.
-#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq, Hash)]
 pub enum EndCause {
     /// The bound was reached, or there is none to reach.
     #[error("it has formed again as often as it may ({max})")]
@@ -62,25 +62,20 @@ impl Epochs {
         self.current
     }
 
-    /// Decides about a loss that was noticed in epoch `seen`. Nothing, if that epoch is over already: the
-    /// same loss is seen by many.
-    pub fn lose(&mut self, seen: u64, loss: Loss, stopping: bool) -> Option<Verdict> {
-        assert!(seen <= self.current, "epoch {seen} of a group in epoch {}", self.current);
-        if seen < self.current {
-            return None;
-        }
+    /// Decides about a loss in the epoch that runs. Many see the same loss; [`crate::Watch`] counts it once.
+    pub fn lose(&mut self, loss: Loss, stopping: bool) -> Verdict {
         if loss == Loss::Diverged {
-            return Some(Verdict::End(EndCause::Diverged));
+            return Verdict::End(EndCause::Diverged);
         }
         if stopping {
-            return Some(Verdict::End(EndCause::Stopping));
+            return Verdict::End(EndCause::Stopping);
         }
         // The first epoch is no reform.
         if self.current > u64::from(self.reforms_max) {
-            return Some(Verdict::End(EndCause::Spent { max: self.reforms_max }));
+            return Verdict::End(EndCause::Spent { max: self.reforms_max });
         }
         self.current += 1;
-        Some(Verdict::Form { epoch: self.current })
+        Verdict::Form { epoch: self.current }
     }
 }
 
@@ -89,28 +84,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loss_that_many_see_counts_once() {
-        let mut epochs = Epochs::new(3);
-        assert_eq!(epochs.lose(1, Loss::Ended, false), Some(Verdict::Form { epoch: 2 }));
-        assert_eq!(epochs.lose(1, Loss::Stuck, false), None);
-        assert_eq!(epochs.lose(2, Loss::Stuck, false), Some(Verdict::Form { epoch: 3 }));
-        assert_eq!(epochs.current(), 3);
-    }
-
-    #[test]
     fn a_group_forms_again_only_so_often() {
-        let mut epochs = Epochs::new(1);
-        assert_eq!(epochs.lose(1, Loss::Ended, false), Some(Verdict::Form { epoch: 2 }));
-        let spent = Some(Verdict::End(EndCause::Spent { max: 1 }));
-        assert_eq!(epochs.lose(2, Loss::Ended, false), spent);
-        let never = Epochs::new(0).lose(1, Loss::Stuck, false);
-        assert_eq!(never, Some(Verdict::End(EndCause::Spent { max: 0 })));
+        let mut epochs = Epochs::new(2);
+        assert_eq!(epochs.lose(Loss::Ended, false), Verdict::Form { epoch: 2 });
+        assert_eq!(epochs.lose(Loss::Stuck, false), Verdict::Form { epoch: 3 });
+        assert_eq!(epochs.lose(Loss::Ended, false), Verdict::End(EndCause::Spent { max: 2 }));
+        assert_eq!(epochs.current(), 3);
+        let never = Epochs::new(0).lose(Loss::Stuck, false);
+        assert_eq!(never, Verdict::End(EndCause::Spent { max: 0 }));
     }
 
     #[test]
     fn who_diverged_or_is_told_to_stop_does_not_form_again() {
         let mut epochs = Epochs::new(5);
-        assert_eq!(epochs.lose(1, Loss::Diverged, false), Some(Verdict::End(EndCause::Diverged)));
-        assert_eq!(epochs.lose(1, Loss::Ended, true), Some(Verdict::End(EndCause::Stopping)));
+        assert_eq!(epochs.lose(Loss::Diverged, false), Verdict::End(EndCause::Diverged));
+        assert_eq!(epochs.lose(Loss::Ended, true), Verdict::End(EndCause::Stopping));
     }
 }

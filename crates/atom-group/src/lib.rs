@@ -27,7 +27,8 @@
 //! * [`Lattice`], [`Bucket`]: the legal sizes, checked at start;
 //! * [`Facts`], [`GroupState`], [`settle`]: the decision, pure;
 //! * [`Policy`]: what may be held back, cut or capped, and [`StepNote`]: what was;
-//! * [`Epochs`]: what becomes of a group that lost a rank;
+//! * [`Epochs`]: what becomes of a group that lost a rank; [`Watch`] and [`Act`]: what its supervisor does
+//!   about it, in which order; [`Life`]: what the ranks' threads do; [`Letter`], [`Addressee`]: the way of mail;
 //! * [`Meeting`], [`Exchange`]: how threads of one host wait for each other, with a deadline, and park;
 //! * [`machine`]: in which order they do it, for them and for whoever explores all orders;
 //! * [`TraceEncoder`], [`TraceReader`]: everybody's facts and what followed, kept, to be settled again.
@@ -41,6 +42,7 @@ mod exchange;
 mod facts;
 mod hold;
 mod lattice;
+mod life;
 pub mod machine;
 mod meeting;
 mod pace;
@@ -52,12 +54,14 @@ mod sync;
 #[cfg(test)]
 mod testing;
 mod trace;
+mod watch;
 
 pub use epoch::{EndCause, Epochs, Loss, Verdict};
 pub use exchange::{Activity, Exchange, ExchangeError, Sighting};
 pub use facts::{Facts, FactsFlags};
 pub use hold::{Prefill, Release};
 pub use lattice::{BUCKETS_MAX, Bucket, GroupRows, Lattice, LatticeArgs, LatticeError};
+pub use life::{Addressee, Letter, Life, RunEnd, Tale};
 pub use meeting::{Meeting, WaitError};
 pub use policy::{
     Alignment, GROUP_STEP_MS_MAX, HOLD_STEPS_MAX, Policy, PolicyError, STARVED_STEPS_MAX, STEP_FIXED_ROWS,
@@ -68,3 +72,4 @@ pub use trace::{
     Decision, Difference, Outcome, TraceEncoder, TraceEnd, TraceError, TraceHeader, TraceReader, TraceRecord,
     TracedStep,
 };
+pub use watch::{Act, Watch};

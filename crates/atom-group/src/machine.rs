@@ -188,5 +188,11 @@ pub fn somebody_came(mut seats: impl Iterator<Item = u64>, number: u64) -> bool 
     seats.any(|seat| seat >= number)
 }
 
+/// Whose number is not the largest: who holds up the others.
+pub fn behind(seats: std::ops::Range<usize>, number: impl Fn(usize) -> u64) -> Vec<usize> {
+    let most = seats.clone().map(&number).max().unwrap_or(0);
+    seats.filter(|&seat| number(seat) < most).collect()
+}
+
 /// Boards of an exchange.
 pub const BOARDS: usize = 2;

@@ -11,7 +11,7 @@ use crate::supervisor::{RankThread, RankThreads, Report, Supervisor};
 use crate::wish::Wish;
 use atom_base::{LaneId, Mesh, RequestId, Seat};
 use atom_engine::{Balancer, EngineLimits, LoadBalance, Placement, Refusal, Request, SchedulerConfig};
-use atom_group::{GroupState, Lattice, Patience, Policy};
+use atom_group::{GroupState, Lattice, Letter, Patience, Policy};
 use atom_model::{ExpertLayout, ModelError};
 use atom_ops::{Backend, KvDType, OpsError};
 use atom_weights::Checkpoint;
@@ -216,52 +216,41 @@ impl Host {
 
     /// Takes a request; its events go to `sink`, ending with exactly one terminal event.
     pub fn submit(&self, request: Request, sink: EventSink) -> Result<(), Refusal> {
-        if let Some(fault) = self.shared.fault() {
-            return Err(Refusal::Closed(format!("a rank failed: {fault}")));
+        let (id, mut lane) = (request.id, LaneId(0));
+        let (mut request, mut sink) = (Some(request), Some(sink));
+        let mut letter = Letter::LookRed;
+        loop {
+            let outcome = match letter {
+                Letter::LookRed | Letter::LookRedAgain => self.shared.fault().is_some(),
+                Letter::Register => {
+                    let request = request.as_ref().expect("it is put later");
+                    lane = self.register(request, sink.take().expect("it is registered once"))?;
+                    true
+                }
+                Letter::Put => {
+                    self.leave(lane, Mail::Submit(request.take().expect("it is put once")));
+                    true
+                }
+                Letter::LookOpen => self.shared.outbox.is_open(id),
+                Letter::Withdraw => self.shared.outbox.unroute(id).is_some(),
+                Letter::Void { .. } => {
+                    self.leave(lane, Mail::Abort(id));
+                    true
+                }
+                Letter::Sent => return Ok(()),
+                Letter::Refused => {
+                    let fault = self.shared.fault().map_or("", String::as_str);
+                    return Err(Refusal::Closed(format!("a rank failed: {fault}")));
+                }
+            };
+            letter = letter.after(outcome);
         }
-        let leaves = || self.shared.groups.iter().any(|group| group.exit.load(Ordering::SeqCst));
-        if self.shared.wishes.draining.load(Ordering::SeqCst) || leaves() {
-            return Err(Refusal::Closed("it is shutting down".into()));
-        }
-        self.limits.check(&request)?;
-        let id = request.id;
-        let lane = self.shared.outbox.route(id, request.prompt.len(), sink, |loads| {
-            let mut balancer = self.balancer.lock().unwrap_or_else(PoisonError::into_inner);
-            let full = self.limits.max_num_seqs + self.queue_max;
-            // Lanes of other hosts have servers of their own.
-            let local = self.shared.local.clone();
-            let placement =
-                balancer.place(&loads[local.clone()], &request.prompt, request.lane, request.session);
-            placement
-                .map(|placed| Placement { lane: LaneId(placed.lane.0 + local.start as u16), ..placed })
-                .filter(|placed| loads[usize::from(placed.lane.0)].requests < full)
-                .ok_or(Refusal::QueueFull { waiting: self.queue_max })
-        })?;
-        let (group, lane_shared) = self.lane(usize::from(lane.0));
-        lane_shared.mailbox.put(Mail::Submit(request));
-        group.ring();
-        // The lane may have been lost in between, and the request been answered: whoever reads that mail
-        // must not compute for nobody.
-        if !self.shared.outbox.is_open(id) {
-            lane_shared.mailbox.put(Mail::Abort(id));
-            group.ring();
-        } else if let Some(fault) = self.shared.fault()
-            && self.shared.outbox.unroute(id).is_some()
-        {
-            // Or the whole host was.
-            lane_shared.mailbox.put(Mail::Abort(id));
-            group.ring();
-            return Err(Refusal::Closed(format!("a rank failed: {fault}")));
-        }
-        Ok(())
     }
 
     /// Ends a request that nobody listens to any more.
     pub fn abort(&self, id: RequestId) {
         if let Some(lane) = self.shared.outbox.unroute(id) {
-            let (group, lane) = self.lane(usize::from(lane.0));
-            lane.mailbox.put(Mail::Abort(id));
-            group.ring();
+            self.leave(lane, Mail::Abort(id));
         }
     }
 
@@ -369,6 +358,33 @@ impl Host {
         }
         let tracing = self.tracing.lock().unwrap_or_else(PoisonError::into_inner).take();
         tracing.into_iter().for_each(|thread| drop(thread.join()));
+    }
+
+    /// Chooses a lane for a request and registers where its events go.
+    fn register(&self, request: &Request, sink: EventSink) -> Result<LaneId, Refusal> {
+        let leaves = || self.shared.groups.iter().any(|group| group.exit.load(Ordering::SeqCst));
+        if self.shared.wishes.draining.load(Ordering::SeqCst) || leaves() {
+            return Err(Refusal::Closed("it is shutting down".into()));
+        }
+        self.limits.check(request)?;
+        self.shared.outbox.route(request.id, request.prompt.len(), sink, |loads| {
+            let mut balancer = self.balancer.lock().unwrap_or_else(PoisonError::into_inner);
+            let full = self.limits.max_num_seqs + self.queue_max;
+            // Lanes of other hosts have servers of their own.
+            let local = self.shared.local.clone();
+            let placement =
+                balancer.place(&loads[local.clone()], &request.prompt, request.lane, request.session);
+            placement
+                .map(|placed| Placement { lane: LaneId(placed.lane.0 + local.start as u16), ..placed })
+                .filter(|placed| loads[usize::from(placed.lane.0)].requests < full)
+                .ok_or(Refusal::QueueFull { waiting: self.queue_max })
+        })
+    }
+
+    fn leave(&self, lane: LaneId, mail: Mail) {
+        let (group, lane) = self.lane(usize::from(lane.0));
+        lane.mailbox.put(mail);
+        group.ring();
     }
 
     fn lock_ranks(&self) -> MutexGuard<'_, Vec<RankThread>> {

@@ -2,6 +2,7 @@
 
 use atom_base::RequestId;
 use atom_engine::Request;
+use atom_group::Addressee;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -22,9 +23,7 @@ pub(crate) struct Mailbox {
 #[derive(Default)]
 struct Queue {
     mail: VecDeque<Mail>,
-    /// The epoch whose lane may take it. A thread that was stuck and wakes in a later one would take
-    /// requests to its grave.
-    epoch: u64,
+    to: Addressee,
 }
 
 impl Mailbox {
@@ -34,9 +33,9 @@ impl Mailbox {
         self.len.store(queue.mail.len(), Ordering::SeqCst);
     }
 
-    /// From now on the lane of this epoch takes the mail, and none before it does.
-    pub(crate) fn open_for(&self, epoch: u64) {
-        self.lock().epoch = epoch;
+    /// Says who takes the mail from now on.
+    pub(crate) fn address(&self, to: Addressee) {
+        self.lock().to = to;
     }
 
     /// Forgets everything: the requests in it were answered otherwise.
@@ -57,7 +56,7 @@ impl Mailbox {
             return;
         }
         let mut queue = self.lock();
-        if queue.epoch == epoch {
+        if queue.to.is(epoch) {
             std::mem::swap(&mut queue.mail, empty);
             self.len.store(0, Ordering::SeqCst);
         }
@@ -76,7 +75,7 @@ mod tests {
     #[test]
     fn a_lane_of_an_epoch_that_is_over_takes_no_mail() {
         let (mailbox, mut taken) = (Mailbox::default(), VecDeque::new());
-        mailbox.open_for(2);
+        mailbox.address(Addressee::of(2));
         mailbox.put(Mail::Abort(RequestId(7)));
         mailbox.take(1, &mut taken);
         assert!(taken.is_empty() && !mailbox.is_empty());

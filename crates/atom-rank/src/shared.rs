@@ -11,7 +11,8 @@ use crate::step_trace::StepTrace;
 use crate::wish::Wishes;
 use atom_base::{LaneId, Mesh, Seat};
 use atom_engine::Plan;
-use atom_group::{Activity, Exchange, TraceHeader};
+use atom_group::machine::behind;
+use atom_group::{Activity, Addressee, Exchange, TraceHeader};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -202,18 +203,19 @@ impl GroupShared {
         }
     }
 
+    /// From now on mail is for these lanes and no others.
+    pub(crate) fn address_mail(&self, to: Addressee) {
+        self.lanes.iter().for_each(|lane| lane.mailbox.address(to));
+    }
+
     pub(crate) fn form(&self, form: Form) {
-        self.lanes.iter().for_each(|lane| lane.mailbox.open_for(form.epoch));
         self.stand(|_| Standing::Formed(Arc::new(form)));
     }
 
     /// Ends every wait of the epoch that runs.
     pub(crate) fn unform(&self, why: &str) {
         self.stand(|last| Standing::Forming { last, why: why.to_owned() });
-        for lane in &self.lanes {
-            lane.mailbox.open_for(NOBODY);
-            lane.gauges.ready.store(false, Ordering::SeqCst);
-        }
+        self.lanes.iter().for_each(|lane| lane.gauges.ready.store(false, Ordering::SeqCst));
     }
 
     /// The same, for good.
@@ -325,15 +327,6 @@ impl Form {
             .find(|missing| !missing.is_empty())
             .unwrap_or_default()
     }
-}
-
-/// An epoch that no lane is of.
-const NOBODY: u64 = 0;
-
-/// Whose number is not the largest.
-fn behind(seats: std::ops::Range<usize>, number: impl Fn(usize) -> u64) -> Vec<usize> {
-    let most = seats.clone().map(&number).max().unwrap_or(0);
-    seats.filter(|&seat| number(seat) < most).collect()
 }
 
 /// A fault with the rank that it happened in.

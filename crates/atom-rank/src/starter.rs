@@ -9,7 +9,7 @@ use crate::probe::{Probe, Tap, Tapped, Untapped};
 use crate::shared::{Form, HostShared};
 use crate::supervisor::{Report, Tenure};
 use atom_base::{Seat, StepNo};
-use atom_group::Loss;
+use atom_group::{Life, Loss, RunEnd, Tale};
 use atom_model::Model;
 use atom_ops::{Backend, OpsError, Reserve, StepShape};
 use atom_weights::Checkpoint;
@@ -49,54 +49,64 @@ impl Starter {
         };
         // The receiver ends only after all ranks have; after a failed start nobody is left to tell.
         let _ = reports.send(Report::Loaded { seat: *seat, outcome });
-        if let Some(member) = member
-            && let Some(report) = self.epochs(seat, tenure, member, reports)
-        {
-            let _ = reports.send(report);
+        if let Some(member) = member {
+            self.epochs(seat, tenure, member, reports);
         }
     }
 
-    /// Takes part in every epoch; the last report, unless the seat is somebody else's by then.
+    /// Takes part in every epoch, until the group has ended or the seat is somebody else's.
     fn epochs(
         &self,
         seat: &Seat,
         tenure: &Arc<Tenure>,
         mut member: Box<dyn Member>,
         reports: &mpsc::Sender<Report>,
-    ) -> Option<Report> {
+    ) {
         let group = &self.shared.groups[usize::from(seat.group)];
-        let mut epoch = 0;
+        let (mut life, mut next, mut said) = (Life::Await { seen: 0 }, None, String::new());
         loop {
-            let form = match group.next_form(epoch) {
-                Ok(form) => form,
-                Err(_) if tenure.is_over() => return None,
-                // The group is given up; the supervisor has answered everybody.
-                Err(_) => return Some(Report::Left { tenure: Arc::clone(tenure) }),
+            life = match life {
+                Life::Await { seen } => {
+                    // Why there won't be one was said to everybody already.
+                    next = group.next_form(seen).ok();
+                    Life::formed(next.as_ref().map(|form| form.epoch), !tenure.is_over())
+                }
+                Life::Run { epoch } => {
+                    let form = next.take().expect("an epoch was waited for");
+                    let (end, why) = self.run(seat, &mut *member, &form);
+                    said = why;
+                    Life::ran(epoch, end, !tenure.is_over())
+                }
+                Life::Tell(tale) => {
+                    let (seat, tenure, why) = (*seat, Arc::clone(tenure), std::mem::take(&mut said));
+                    let _ = reports.send(match tale {
+                        Tale::Alone { epoch } => Report::Alone { seat, epoch, why },
+                        Tale::Lost { loss } => Report::Lost { seat, tenure, loss, why },
+                        Tale::Left => Report::Left { seat, tenure },
+                    });
+                    Life::told(tale)
+                }
+                Life::Over => return,
             };
-            if tenure.is_over() {
-                return None;
+        }
+    }
+
+    /// One epoch of a member, and why it ended.
+    fn run(&self, seat: &Seat, member: &mut dyn Member, form: &Arc<Form>) -> (RunEnd, String) {
+        let run = catch_unwind(AssertUnwindSafe(|| {
+            member.join(&self.config, seat, form);
+            member.run()
+        }));
+        match run {
+            Ok(Ok(())) => (RunEnd::Left, String::new()),
+            Ok(Err(error)) if error.blames_others() => (RunEnd::Alone, error.to_string()),
+            Ok(Err(error)) => {
+                let loss = if error.is_divergence() { Loss::Diverged } else { Loss::Ended };
+                (RunEnd::Lost(loss), format!("step {}: {error}", member.step()))
             }
-            epoch = form.epoch;
-            let run = catch_unwind(AssertUnwindSafe(|| {
-                member.join(&self.config, seat, &form);
-                member.run()
-            }));
-            let lost =
-                |loss, why| Some(Report::Lost { seat: *seat, tenure: Arc::clone(tenure), epoch, loss, why });
-            match run {
-                Ok(Ok(())) => return Some(Report::Left { tenure: Arc::clone(tenure) }),
-                Ok(Err(_)) if tenure.is_over() => return None,
-                Ok(Err(error)) if error.blames_others() => {
-                    let _ = reports.send(Report::Alone { seat: *seat, epoch, why: error.to_string() });
-                }
-                Ok(Err(error)) => {
-                    let loss = if error.is_divergence() { Loss::Diverged } else { Loss::Ended };
-                    return lost(loss, format!("step {}: {error}", member.step()));
-                }
-                Err(panic) => {
-                    let why = format!("step {}: panicked: {}", member.step(), text_of(&*panic));
-                    return lost(Loss::Ended, why);
-                }
+            Err(panic) => {
+                let why = format!("step {}: panicked: {}", member.step(), text_of(&*panic));
+                (RunEnd::Lost(Loss::Ended), why)
             }
         }
     }

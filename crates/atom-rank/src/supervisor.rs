@@ -5,9 +5,9 @@ use crate::host::StartError;
 use crate::link::News;
 use crate::shared::{Form, HostShared, reason};
 use crate::starter::Starter;
-use atom_base::{LaneId, Seat};
+use atom_base::Seat;
 use atom_engine::EngineError;
-use atom_group::{Activity, Epochs, Loss, Sighting, Verdict};
+use atom_group::{Act, Activity, Addressee, Loss, Sighting, Watch};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,13 +19,13 @@ pub(crate) enum Report {
     /// It has loaded, or failed to.
     Loaded { seat: Seat, outcome: Result<(), StartError> },
     /// It ended because of something in itself.
-    Lost { seat: Seat, tenure: Arc<Tenure>, epoch: u64, loss: Loss, why: String },
+    Lost { seat: Seat, tenure: Arc<Tenure>, loss: Loss, why: String },
     /// Others did not come, or the epoch was closed; it waits for the next one.
     Alone { seat: Seat, epoch: u64, why: String },
     /// Another host.
     Host { node: usize, news: News },
     /// It ended because it was asked to, or because its group did.
-    Left { tenure: Arc<Tenure> },
+    Left { seat: Seat, tenure: Arc<Tenure> },
 }
 
 /// Whether a thread still holds its seat. A thread that was given up finds out when it wakes.
@@ -48,25 +48,17 @@ pub(crate) struct Supervisor {
     threads: RankThreads,
     reports: Sender<Report>,
     groups: Vec<Watched>,
-    /// Threads that hold their seats.
-    left: usize,
     /// The last wish of which other hosts were told that this one rests under it.
     said_resting: u64,
 }
 
 /// What the supervisor knows of one group.
 struct Watched {
-    epochs: Epochs,
+    /// What it does about it, and in which order.
+    watch: Watch,
     tenures: Vec<Arc<Tenure>>, // [ranks of the group]
-    /// Ranks that load for the next epoch, since when, and the lanes whose caches they take with them.
-    forming: Option<Forming>,
-}
-
-struct Forming {
-    loading: usize,
-    /// Hosts that have not said that they are ready.
-    hosts: usize,
-    since: Instant,
+    forming_since: Instant,
+    /// Lanes whose caches went with a rank since the last epoch.
     lost: Vec<bool>, // [lanes]
 }
 
@@ -94,16 +86,15 @@ impl Supervisor {
         let restarts_max = if link.is_some() { 0 } else { starter.config.rank_restarts_max };
         let hosts = link.map_or(0, |link| link.nodes() - 1);
         let group = |_| Watched {
-            epochs: Epochs::new(restarts_max),
+            watch: Watch::new(restarts_max, hosts),
             tenures: (0..per_group).map(|_| Arc::default()).collect(),
-            forming: Some(Forming { loading: 0, hosts, since: Instant::now(), lost: vec![false; lanes] }),
+            forming_since: Instant::now(),
+            lost: vec![false; lanes],
         };
         let groups = (0..mesh.groups()).map(group).collect();
         let local = starter.shared.local.clone();
-        let mut supervisor = Self { starter, threads, reports, groups, left: 0, said_resting: 0 };
+        let mut supervisor = Self { starter, threads, reports, groups, said_resting: 0 };
         for seat in mesh.seats().filter(|seat| local.contains(&usize::from(seat.lane.0))) {
-            let group = &mut supervisor.groups[usize::from(seat.group)];
-            group.forming.as_mut().expect("made so above").loading += 1;
             supervisor.spawn(seat)?;
         }
         Ok(supervisor)
@@ -119,7 +110,7 @@ impl Supervisor {
 
     /// Runs until every rank has ended or was given up with its group.
     pub(crate) fn watch(mut self, reports: &Receiver<Report>) {
-        while self.left > 0 {
+        while self.groups.iter().any(|group| group.watch.holders() > 0) {
             match reports.recv_timeout(LOOK_EVERY) {
                 Ok(report) => self.take(report),
                 Err(RecvTimeoutError::Timeout) => self.look(),
@@ -151,7 +142,7 @@ impl Supervisor {
 
     /// True while ranks of any group load for the first time.
     pub(crate) fn is_loading(&self) -> bool {
-        self.groups.iter().any(|group| group.forming.is_some() && group.epochs.current() == 1)
+        self.groups.iter().any(|group| group.watch.is_forming() && group.watch.epoch() == 1)
     }
 
     fn shared(&self) -> &Arc<HostShared> {
@@ -162,14 +153,12 @@ impl Supervisor {
         match report {
             Report::Loaded { seat, outcome: Ok(()) } => self.loaded(&seat),
             Report::Loaded { seat, outcome: Err(error) } => {
-                self.left -= 1;
+                self.groups[usize::from(seat.group)].watch.gone(true);
                 self.end(usize::from(seat.group), &reason(&seat, &error));
             }
             Report::Host { news: News::Ready, .. } => {
-                if let Some(forming) = self.groups[0].forming.as_mut().filter(|f| f.hosts > 0) {
-                    forming.hosts -= 1;
-                    self.form_if_complete(0);
-                }
+                self.groups[0].watch.host_ready();
+                self.form_if_complete(0);
             }
             Report::Host { news: News::Wish(wish), .. } => {
                 self.shared().wishes.hear(&wish);
@@ -185,27 +174,28 @@ impl Supervisor {
                     self.end(0, &format!("host {node} is gone: {why}"));
                 }
             }
-            // Who was given up is not counted any more.
-            Report::Left { tenure } | Report::Lost { tenure, .. } if tenure.is_over() => {}
-            Report::Left { .. } => self.left -= 1,
-            Report::Lost { seat, epoch, loss, why, .. } => {
-                self.left -= 1;
-                self.lose(usize::from(seat.group), epoch, loss, &[seat], &reason(&seat, &why));
+            Report::Left { seat, tenure } => {
+                self.groups[usize::from(seat.group)].watch.gone(!tenure.is_over());
+            }
+            Report::Lost { seat, tenure, loss, why } => {
+                let (group, holds_seat) = (usize::from(seat.group), !tenure.is_over());
+                let stopping = self.is_stopping(group);
+                let first = self.groups[group].watch.lost(holds_seat, loss, stopping);
+                // Otherwise the seat is somebody else's by now.
+                let seats = [seat];
+                self.follow(group, first, (loss, &seats[..usize::from(holds_seat)]), &reason(&seat, &why));
             }
             Report::Alone { seat, epoch, why } => {
                 let group = usize::from(seat.group);
-                let Some(form) = self.shared().groups[group].last_form().filter(|f| f.epoch == epoch) else {
-                    return;
-                };
-                // What wakes the others when a group ends is no second loss.
-                if self.groups[group].forming.is_some() || self.shared().groups[group].is_ended() {
+                if !self.groups[group].watch.heeds(epoch) {
                     return;
                 }
+                let form = self.shared().groups[group].last_form().expect("somebody ran in it");
                 let missing = form.missing();
                 // Nobody is behind: then it is the one who complains that can't go on.
                 let seats = if missing.is_empty() { vec![seat] } else { self.seats_at(group, &missing) };
                 let why = format!("{} did not come; {}", sighted(&form, &seats), reason(&seat, &why));
-                self.lose(group, epoch, Loss::Stuck, &seats, &why);
+                self.lose(group, Loss::Stuck, &seats, &why);
             }
         }
     }
@@ -221,37 +211,21 @@ impl Supervisor {
     }
 
     fn loaded(&mut self, seat: &Seat) {
-        let number = usize::from(seat.group);
-        let group = &mut self.groups[number];
-        // Its group may have ended meanwhile.
-        let Some(forming) = &mut group.forming else { return };
-        forming.loading -= 1;
-        if forming.loading > 0 {
+        let group = usize::from(seat.group);
+        if !self.groups[group].watch.loaded() {
             return;
         }
         if let Some(link) = &self.starter.config.link
             && let Err(error) = link.say_ready()
         {
-            return self.end(number, &error.to_string());
+            return self.end(group, &error.to_string());
         }
-        self.form_if_complete(number);
+        self.form_if_complete(group);
     }
 
-    fn form_if_complete(&mut self, number: usize) {
-        let group = &mut self.groups[number];
-        let Some(forming) = group.forming.take_if(|f| f.loading == 0 && f.hosts == 0) else { return };
-        let config = &self.starter.config;
-        let form = Form::new(config, group.epochs.current(), &forming.lost);
-        let now_ms = self.starter.shared.start.elapsed().as_millis() as u64;
-        for lane in &self.starter.shared.groups[number].lanes {
-            // Until the lane says so itself, as it does with all that it begins.
-            let deadline_ms = now_ms.saturating_add(config.patience.first.as_millis() as u64);
-            lane.gauges.deadline_ms.store(deadline_ms, Ordering::Relaxed);
-        }
-        if form.epoch > 1 {
-            tracing::warn!("group {number} has formed again: epoch {}", form.epoch);
-        }
-        self.shared().groups[number].form(form);
+    fn form_if_complete(&mut self, group: usize) {
+        let first = self.groups[group].watch.complete();
+        self.carry_out(group, first, (Loss::Ended, &[]), "");
     }
 
     /// Finds lanes that are past their deadline, and ranks that load for too long. A peer would notice in
@@ -259,9 +233,10 @@ impl Supervisor {
     fn look(&mut self) {
         let now_ms = self.shared().start.elapsed().as_millis() as u64;
         for number in 0..self.groups.len() {
-            if let Some(forming) = &self.groups[number].forming {
-                let waited = forming.since.elapsed();
-                if self.groups[number].epochs.current() > 1 && waited > FORM_WITHIN {
+            let Watched { watch, forming_since, .. } = &self.groups[number];
+            if watch.is_forming() {
+                let waited = forming_since.elapsed();
+                if watch.epoch() > 1 && waited > FORM_WITHIN {
                     self.end(number, &format!("new ranks have not loaded after {waited:?}"));
                 }
                 continue;
@@ -287,7 +262,7 @@ impl Supervisor {
                     let names = sighted(&form, &seats);
                     let why =
                         format!("{names} did not come; lane {late_lane} is {late} ms past its deadline");
-                    self.lose(number, form.epoch, Loss::Stuck, &seats, &why);
+                    self.lose(number, Loss::Stuck, &seats, &why);
                     break;
                 }
             }
@@ -295,79 +270,102 @@ impl Supervisor {
     }
 
     /// Decides about a loss: the group forms again with new threads in the lost seats, or ends.
-    fn lose(&mut self, group: usize, epoch: u64, loss: Loss, seats: &[Seat], why: &str) {
-        let shared = Arc::clone(self.shared());
-        if shared.groups[group].is_ended() {
-            return;
-        }
-        let stopping = shared.groups[group].exit.load(Ordering::SeqCst);
-        match self.groups[group].epochs.lose(epoch, loss, stopping) {
-            // That epoch is over, but nobody knew that this seat is empty.
-            None if self.groups[group].forming.is_some() => self.replace(group, loss, seats, why),
-            None => self.lose(group, self.groups[group].epochs.current(), loss, seats, why),
-            Some(Verdict::Form { epoch }) => {
-                tracing::error!("{why}; group {group} forms again, as epoch {epoch}");
-                shared.groups[group].unform(why);
-                let lost = vec![false; shared.mesh.lanes_per_group()];
-                self.groups[group].forming =
-                    Some(Forming { loading: 0, hosts: 0, since: Instant::now(), lost });
-                self.replace(group, loss, seats, why);
+    fn lose(&mut self, group: usize, loss: Loss, seats: &[Seat], why: &str) {
+        let stopping = self.is_stopping(group);
+        let first = self.groups[group].watch.lose(loss, stopping);
+        self.follow(group, first, (loss, seats), why);
+    }
+
+    fn follow(&mut self, group: usize, first: Act, lost: (Loss, &[Seat]), why: &str) {
+        match first {
+            Act::TakeSeats { end: Some(cause) } => {
+                self.carry_out(group, first, lost, &format!("{why}; {cause}"));
             }
-            Some(Verdict::End(cause)) => {
-                self.give_up(group, loss, seats);
-                self.end(group, &format!("{why}; {cause}"));
-            }
+            _ => self.carry_out(group, first, lost, why),
         }
     }
 
-    /// New threads for seats; requests of lanes whose leaders are lost get an error.
-    fn replace(&mut self, group: usize, loss: Loss, seats: &[Seat], why: &str) {
-        let shared = Arc::clone(self.shared());
-        self.give_up(group, loss, seats);
-        for seat in seats {
-            let watched = &mut self.groups[group];
-            let Some(forming) = &mut watched.forming else { return };
-            forming.loading += 1;
-            forming.lost[seat.lane_in_group] = true;
-            if seat.rank_in_lane == 0 {
-                let error = EngineError::Rank(why.to_owned());
-                let mailbox = &shared.groups[group].lanes[seat.lane_in_group].mailbox;
-                shared.outbox.fail_and(&[seat.lane], &error, || mailbox.clear());
-            }
-            if let Err(error) = self.spawn(*seat) {
-                return self.end(group, &format!("{why}; no thread for a new rank: {error}"));
-            }
-        }
-    }
-
-    /// Takes seats away from their threads, once. One that is stuck is not counted any more.
-    fn give_up(&mut self, group: usize, loss: Loss, seats: &[Seat]) {
-        let ranks_per_lane = self.shared().mesh.ranks_per_lane();
-        let local = self.shared().local.clone();
-        for seat in seats.iter().filter(|seat| local.contains(&usize::from(seat.lane.0))) {
-            let tenure = &self.groups[group].tenures[seat.lane_in_group * ranks_per_lane + seat.rank_in_lane];
-            if tenure.is_over() {
-                continue;
-            }
-            tenure.end();
-            if loss == Loss::Stuck {
-                self.left -= 1;
-            }
-        }
+    fn is_stopping(&self, group: usize) -> bool {
+        self.shared().groups[group].exit.load(Ordering::SeqCst)
     }
 
     /// Ends a group: the first reason is kept, every wait returns, every request is answered.
     fn end(&mut self, group: usize, why: &str) {
-        let shared = self.shared();
-        // Before any answer: who gets one must find health red.
-        shared.set_fault(why);
-        shared.groups[group].end(why);
-        let lanes: Vec<LaneId> = shared.lanes_of(group);
-        shared.outbox.fail(&lanes, &EngineError::Rank(why.to_owned()));
-        if let Some(link) = &self.starter.config.link {
-            link.say_farewell(why);
+        let first = self.groups[group].watch.end();
+        self.carry_out(group, first, (Loss::Ended, &[]), why);
+    }
+
+    /// Does what the watch of a group says, in its order.
+    fn carry_out(&mut self, group: usize, first: Act, (loss, seats): (Loss, &[Seat]), why: &str) {
+        let shared = Arc::clone(self.shared());
+        let own = &shared.groups[group];
+        let mut act = first;
+        while act != Act::Rest {
+            match act {
+                Act::Rest => {}
+                Act::Close { epoch } => {
+                    tracing::error!("{why}; group {group} forms again, as epoch {epoch}");
+                    self.groups[group].forming_since = Instant::now();
+                    self.groups[group].lost.fill(false);
+                    own.unform(why);
+                }
+                Act::ShutMail => own.address_mail(Addressee::NOBODY),
+                Act::TakeSeats { .. } => self.take_seats(group, loss, seats),
+                Act::FailLost => self.fail_lost(group, seats, why),
+                Act::Replace => {
+                    let spawned = seats.iter().try_for_each(|seat| self.spawn(*seat));
+                    if let Err(error) = spawned {
+                        return self.end(group, &format!("{why}; no thread for a new rank: {error}"));
+                    }
+                }
+                Act::OpenMail { epoch } => own.address_mail(Addressee::of(epoch)),
+                Act::Publish { epoch } => {
+                    if epoch > 1 {
+                        tracing::warn!("group {group} has formed again: epoch {epoch}");
+                    }
+                    // Whoever hangs before its first step is late like any other.
+                    let first = self.starter.config.patience.first.as_millis() as u64;
+                    let deadline = (shared.start.elapsed().as_millis() as u64).saturating_add(first);
+                    for lane in &own.lanes {
+                        lane.gauges.deadline_ms.store(deadline, Ordering::Relaxed);
+                    }
+                    own.form(Form::new(&self.starter.config, epoch, &self.groups[group].lost));
+                }
+                Act::TurnRed => shared.set_fault(why),
+                Act::CloseForGood => own.end(why),
+                Act::FailAll => {
+                    shared.outbox.fail(&shared.lanes_of(group), &EngineError::Rank(why.to_owned()));
+                    if let Some(link) = &self.starter.config.link {
+                        link.say_farewell(why);
+                    }
+                }
+            }
+            act = act.after();
         }
-        self.groups[group].forming = None;
+    }
+
+    /// Requests of lanes whose leaders are lost get an error.
+    fn fail_lost(&mut self, group: usize, seats: &[Seat], why: &str) {
+        for seat in seats {
+            self.groups[group].lost[seat.lane_in_group] = true;
+            if seat.rank_in_lane == 0 {
+                let shared = self.shared();
+                let mailbox = &shared.groups[group].lanes[seat.lane_in_group].mailbox;
+                shared.outbox.fail_and(&[seat.lane], &EngineError::Rank(why.to_owned()), || mailbox.clear());
+            }
+        }
+    }
+
+    /// Takes seats away from their threads, once.
+    fn take_seats(&mut self, group: usize, loss: Loss, seats: &[Seat]) {
+        let ranks_per_lane = self.shared().mesh.ranks_per_lane();
+        let local = self.shared().local.clone();
+        for seat in seats.iter().filter(|seat| local.contains(&usize::from(seat.lane.0))) {
+            let Watched { watch, tenures, .. } = &mut self.groups[group];
+            let tenure = &tenures[seat.lane_in_group * ranks_per_lane + seat.rank_in_lane];
+            watch.take_seat(!tenure.is_over(), loss);
+            tenure.end();
+        }
     }
 
     fn seats_at(&self, group: usize, places: &[(usize, usize)]) -> Vec<Seat> {
@@ -386,7 +384,7 @@ impl Supervisor {
         let handle = std::thread::Builder::new()
             .name(format!("rank {}", seat.rank))
             .spawn(move || starter.rank(&seat, &own, &reports))?;
-        self.left += 1;
+        self.groups[usize::from(seat.group)].watch.spawned();
         let thread = RankThread { handle, tenure, group: seat.group };
         self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         Ok(())

@@ -21,9 +21,11 @@
 //! while nothing can close the group, since then it touches no word that others read or write before
 //! that lane comes again.
 
+mod epochs;
 mod group;
 mod lane;
 mod moves;
+mod rest;
 mod search;
 mod setups;
 mod world;
@@ -55,6 +57,8 @@ pub struct Setup {
     pub kinds: Vec<(u8, u8)>,
     /// What may happen.
     pub budget: Budget,
+    /// With a supervisor, and a group that may form again so often.
+    pub restarts_max: Option<u32>,
     /// A fault that the exploration must find.
     pub plant: Option<Plant>,
 }
@@ -76,6 +80,20 @@ pub enum Plant {
     OwnBucket,
     /// A lane takes in its mail before it reads whether it shall leave.
     MailBeforeCalls,
+    /// The waits of an epoch that is over are not ended.
+    WaitsStayOpen,
+    /// Whoever finds itself alone is a loss, also in an epoch that is over.
+    EveryComplaintCounts,
+    /// A lane begins an epoch with the group's state of the last.
+    StateKept,
+    /// Mail is taken by whoever comes.
+    MailForAnybody,
+    /// A thread that is given up keeps its seat.
+    SeatsKept,
+    /// A group that ends answers its requests first and turns red then.
+    AnswersBeforeRed,
+    /// Whoever brings a request does not look what became of the lane.
+    LooksOnce,
 }
 
 /// What an exploration saw.
@@ -127,7 +145,10 @@ impl Setup {
     /// Visits every world that it can come to.
     pub fn explore(&self) -> Result<Explored, Box<Violation>> {
         assert!((1..=lane::LANES_MAX).contains(&self.lanes), "{} lanes", self.lanes);
-        search::explore(self)
+        match self.restarts_max {
+            None => search::explore(world::Rules::new(self)),
+            Some(restarts_max) => search::explore(epochs::Rules::new(self, restarts_max)),
+        }
     }
 
     /// Steps for which a lane's prompts may have to do without a row.

@@ -2,13 +2,22 @@
 
 #![allow(clippy::unwrap_used, reason = "the exemption for tests stops at their helper functions")]
 
-use atom_sim::explore::{Broken, Plant, planted, small};
+use atom_sim::explore::{Broken, Plant, Setup, planted, small};
 use std::collections::BTreeSet;
 
-/// Explores the setups of so many lanes, and prints how many worlds they have.
+/// Explores the setups of one epoch with so many lanes, and prints how many worlds they have.
 fn check(lanes: usize, fine: bool) -> BTreeSet<&'static str> {
+    explore(|setup| (setup.lanes, setup.fine, setup.restarts_max) == (lanes, fine, None))
+}
+
+/// The same for groups that lose ranks and form again.
+fn check_supervised(lanes: usize) -> BTreeSet<&'static str> {
+    explore(|setup| setup.lanes == lanes && setup.restarts_max.is_some())
+}
+
+fn explore(wanted: impl Fn(&Setup) -> bool) -> BTreeSet<&'static str> {
     let mut saw = BTreeSet::new();
-    for setup in small().into_iter().filter(|setup| (setup.lanes, setup.fine) == (lanes, fine)) {
+    for setup in small().into_iter().filter(wanted) {
         match setup.explore() {
             Ok(explored) => {
                 println!("{explored}");
@@ -74,12 +83,43 @@ fn b_16_no_order_of_operations_of_four_lanes_loses_a_wake_up() {
 }
 
 #[test]
+fn no_order_of_losses_breaks_a_group_of_one_lane() {
+    let saw = check_supervised(1);
+    for what in [
+        "a ghost wakes",
+        "a letter is withdrawn",
+        "a letter to nobody",
+        "diverged",
+        "lost while stopping",
+        "spent",
+    ] {
+        assert!(saw.contains(what), "no way leads to {what}: {saw:?}");
+    }
+}
+
+#[test]
+fn no_order_of_losses_breaks_a_group_of_two_lanes() {
+    let saw = check_supervised(2);
+    for what in ["a ghost wakes", "a loss while it forms", "formed again", "spent"] {
+        assert!(saw.contains(what), "no way leads to {what}: {saw:?}");
+    }
+}
+
+#[test]
+fn no_order_of_losses_breaks_a_group_of_three_or_four_lanes() {
+    let saw = check_supervised(3);
+    assert!(saw.contains("formed again"), "{saw:?}");
+    check_supervised(4);
+}
+
+#[test]
 fn planted_faults_are_found_with_a_way_to_them() {
     let asleep = |broken: &Broken| matches!(broken, Broken::LostWakeUp | Broken::Deadlock);
     let diverged = |broken: &Broken| matches!(broken, Broken::Diverged(_));
     let rule = |broken: &Broken| matches!(broken, Broken::Rule(_));
     type Found = fn(&Broken) -> bool;
-    let cases: [(Plant, Found); 7] = [
+    let any = |broken: &Broken| matches!(broken, Broken::Rule(_) | Broken::Deadlock | Broken::LostWakeUp);
+    let cases: [(Plant, Found); 14] = [
         (Plant::SkipsWithoutRows, asleep),
         (Plant::NeverRings, asleep),
         (Plant::LooksBeforeCounting, asleep),
@@ -87,6 +127,13 @@ fn planted_faults_are_found_with_a_way_to_them() {
         (Plant::OwnBucket, diverged),
         (Plant::PausesAlone, rule),
         (Plant::MailBeforeCalls, rule),
+        (Plant::WaitsStayOpen, any),
+        (Plant::EveryComplaintCounts, rule),
+        (Plant::StateKept, diverged),
+        (Plant::MailForAnybody, rule),
+        (Plant::SeatsKept, rule),
+        (Plant::AnswersBeforeRed, rule),
+        (Plant::LooksOnce, rule),
     ];
     for (plant, expected) in cases {
         let setup = planted(plant);
@@ -95,7 +142,7 @@ fn planted_faults_are_found_with_a_way_to_them() {
         assert!(expected(&violation.broken), "{plant:?}: {violation}");
         assert!(violation.trace.len() > 2, "{violation}");
         // The same setup without the fault is sound.
-        let sound = atom_sim::explore::Setup { plant: None, ..setup };
+        let sound = Setup { plant: None, ..setup };
         if let Err(violation) = sound.explore() {
             panic!("{violation}");
         }

@@ -31,6 +31,8 @@ const fn explored(name: &'static str) -> Test {
 }
 
 const TWO_LANES: Test = explored("no_order_of_events_breaks_a_group_of_two_lanes");
+const LOSSES_OF_ONE: Test = explored("no_order_of_losses_breaks_a_group_of_one_lane");
+const LOSSES_OF_TWO: Test = explored("no_order_of_losses_breaks_a_group_of_two_lanes");
 const FINE: Test = explored("b_16_no_order_of_operations_of_one_or_two_lanes_loses_a_wake_up");
 
 /// In an order in which little is built again: by the packages of their tests, from the bottom.
@@ -176,6 +178,59 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         test: TWO_LANES,
     },
     Mutant {
+        name: "mail-of-an-ended-epoch-is-taken",
+        file: "crates/atom-group/src/life.rs",
+        find: "self.0 == Some(epoch)",
+        replace: "self.0 >= Some(epoch)",
+        test: LOSSES_OF_ONE,
+    },
+    Mutant {
+        name: "a-group-forms-again-once-too-often",
+        file: "crates/atom-group/src/epoch.rs",
+        find: "self.current > u64::from(self.reforms_max)",
+        replace: "self.current > u64::from(self.reforms_max) + 1",
+        test: LOSSES_OF_ONE,
+    },
+    Mutant {
+        name: "a-group-ends-and-turns-red-last",
+        file: "crates/atom-group/src/watch.rs",
+        find: concat!(
+            "            Self::TakeSeats { end: Some(_) } => Self::TurnRed,\n",
+            "            // Red before any answer: who gets one finds that nothing more is taken.\n",
+            "            Self::TurnRed => Self::CloseForGood,\n",
+            "            Self::CloseForGood => Self::FailAll,\n",
+            "            Self::Replace | Self::Publish { .. } | Self::FailAll | Self::Rest => Self::Rest,",
+        ),
+        replace: concat!(
+            "            Self::TakeSeats { end: Some(_) } => Self::CloseForGood,\n",
+            "            Self::CloseForGood => Self::FailAll,\n",
+            "            Self::FailAll => Self::TurnRed,\n",
+            "            Self::Replace | Self::Publish { .. } | Self::TurnRed | Self::Rest => Self::Rest,",
+        ),
+        test: LOSSES_OF_ONE,
+    },
+    Mutant {
+        name: "a-lost-seat-is-not-taken",
+        file: "crates/atom-group/src/watch.rs",
+        find: "Self::ShutMail => Self::TakeSeats { end: None },",
+        replace: "Self::ShutMail => Self::FailLost,",
+        test: LOSSES_OF_ONE,
+    },
+    Mutant {
+        name: "waits-of-an-old-epoch-are-not-closed",
+        file: "crates/atom-group/src/watch.rs",
+        find: "Act::Close { epoch }\n",
+        replace: "Act::Close { epoch }.after()\n",
+        test: LOSSES_OF_TWO,
+    },
+    Mutant {
+        name: "one-loss-counts-twice",
+        file: "crates/atom-group/src/watch.rs",
+        find: "self.phase == Phase::Running && seen == self.epoch()",
+        replace: "self.phase == Phase::Running && seen <= self.epoch()",
+        test: LOSSES_OF_TWO,
+    },
+    Mutant {
         name: "late-result-after-preemption",
         file: "crates/atom-engine/src/scheduler.rs",
         find: "            assert_eq!(running.sequence.request.id, owner, \"slot {} changed hands during a step\", span.slot);\n",
@@ -222,8 +277,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "mail-taken-in-an-epoch-that-is-over",
         file: "crates/atom-rank/src/mail.rs",
-        find: "if queue.epoch == epoch {",
-        replace: "if queue.epoch >= epoch {",
+        find: "if queue.to.is(epoch) {",
+        replace: "if queue.to.is(epoch) || epoch > 0 {",
         test: unit("atom-rank", "mail::tests::a_lane_of_an_epoch_that_is_over_takes_no_mail"),
     },
     Mutant {

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 /// The copy. Builds in it go on from one to the next.
 pub(crate) struct Scratch {
     folder: PathBuf,
+    /// The target folder of the tree itself: what is not the project's own was built there already.
+    target: PathBuf,
 }
 
 /// What became of a test.
@@ -27,7 +29,9 @@ impl Scratch {
         let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
         let folder = target.join("mutants");
         copy(root, &folder.join("tree")).with_context(|| format!("copying into {}", folder.display()))?;
-        Ok(Self { folder })
+        // Cargo runs in the copy.
+        let target = std::path::absolute(&target)?;
+        Ok(Self { folder: std::path::absolute(folder)?, target })
     }
 
     pub(crate) fn tree(&self) -> PathBuf {
@@ -42,7 +46,9 @@ impl Scratch {
         };
         let built = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
             .current_dir(self.tree())
-            .env("CARGO_TARGET_DIR", self.folder.join("build"))
+            .env("CARGO_TARGET_DIR", &self.target)
+            .env("CARGO_PROFILE_DEV_DEBUG", "false")
+            .env("CARGO_INCREMENTAL", "1")
             .env("CARGO_TERM_COLOR", "never")
             .args(["test", "--no-run", "--offline", "--package", test.package])
             .args(target)

@@ -68,7 +68,8 @@ mod tests {
     #[test]
     fn steps_made_of_parameters_give_them_back() {
         let machine = Machine { lanes_at_once: 2, expert_share: 0.2, row_bytes: 4096.0, row_lanes: 0 };
-        let truth = StepCost { machine, parameters: [500.0, 40.0, 0.0, 30.0, 90.0, 0.0, 20.0, 60.0, 0.05, 300.0] };
+        let truth =
+            StepCost { machine, parameters: [500.0, 40.0, 0.0, 30.0, 90.0, 0.0, 20.0, 60.0, 0.05, 300.0] };
         let samples: Vec<_> = works().map(|work| Sample { work, us: truth.step_us(&work) }).collect();
         let found = fit(machine, &samples);
         for sample in &samples {

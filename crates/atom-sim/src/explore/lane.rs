@@ -168,37 +168,20 @@ impl Lane {
 
     /// What it tells the others for `step`.
     pub(super) fn facts(&self, step: u8) -> Brought {
-        let decode = self.requests.iter().filter(|r| r.tokens > 0 && r.prompt == 0).count() as u8;
-        let prompts: u8 = self.requests.iter().map(|r| r.prompt).sum();
         Brought {
             step,
-            decode,
-            prefill: prompts.min(ROWS_MAX as u8 - decode),
-            partial: self.requests.iter().any(|r| r.begun && r.prompt > 0),
             fatal: self.broken,
             exit: self.told.exit,
             pause: self.told.pause,
             state: self.state,
             signature: self.signature,
+            ..want(&self.requests)
         }
     }
 
     /// Computes what was granted. A request may have given way since it was wanted; then less is used.
     pub(super) fn run(&mut self, grant: Grant) {
-        let (mut decode, mut prefill) = (grant.decode_rows as u8, grant.prefill_rows as u8);
-        for request in self.requests.iter_mut().filter(|r| r.tokens > 0) {
-            if request.prompt == 0 {
-                request.tokens -= decode.min(1);
-                decode -= decode.min(1);
-            } else {
-                let rows = prefill.min(request.prompt);
-                prefill -= rows;
-                request.prompt -= rows;
-                request.begun |= rows > 0;
-                // The last prompt row chooses the first token.
-                request.tokens -= u8::from(rows > 0 && request.prompt == 0);
-            }
-        }
+        compute(&mut self.requests, (grant.decode_rows as u8, grant.prefill_rows as u8));
         let starved = self.mine.prefill > 0 && grant.prefill_rows == 0;
         self.unserved = if starved { self.unserved + 1 } else { 0 };
         self.sweep();
@@ -219,6 +202,35 @@ impl Lane {
         }
         if self.requests[0].tokens == 0 {
             self.requests.swap(0, 1);
+        }
+    }
+}
+
+/// The rows that requests need, as facts.
+pub(super) fn want(requests: &[Request]) -> Brought {
+    let decode = requests.iter().filter(|r| r.tokens > 0 && r.prompt == 0).count() as u8;
+    let prompts: u8 = requests.iter().map(|r| r.prompt).sum();
+    Brought {
+        decode,
+        prefill: prompts.min(ROWS_MAX as u8 - decode),
+        partial: requests.iter().any(|r| r.begun && r.prompt > 0),
+        ..Brought::default()
+    }
+}
+
+/// Gives requests the decode rows and prompt rows that were granted.
+pub(super) fn compute(requests: &mut [Request], (mut decode, mut prefill): (u8, u8)) {
+    for request in requests.iter_mut().filter(|r| r.tokens > 0) {
+        if request.prompt == 0 {
+            request.tokens -= decode.min(1);
+            decode -= decode.min(1);
+        } else {
+            let rows = prefill.min(request.prompt);
+            prefill -= rows;
+            request.prompt -= rows;
+            request.begun |= rows > 0;
+            // The last prompt row chooses the first token.
+            request.tokens -= u8::from(rows > 0 && request.prompt == 0);
         }
     }
 }

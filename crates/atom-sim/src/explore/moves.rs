@@ -10,7 +10,7 @@ use std::time::Duration;
 
 impl Rules<'_> {
     /// Makes a move.
-    pub(super) fn make(&mut self, world: &mut World, what: Move) -> Result<(), Broken> {
+    pub(super) fn make_move(&mut self, world: &mut World, what: Move) -> Result<(), Broken> {
         let budget = &mut world.shared.budget;
         match what {
             Move::Lane(lane) => return self.advance(world, usize::from(lane)),

@@ -1,28 +1,67 @@
 //! The search: breadth first, so that the first violation found has the shortest way to it.
 
-use super::lane::{At, LANES_MAX, Lane, Why};
-use super::world::{Move, Rules, World};
+use super::lane::LANES_MAX;
 use super::{Broken, Explored, Setup, Violation};
-use crate::explore::group::Group;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 
-/// Visits every world that a setup can come to. `Err`: a rule was broken; how, on the shortest way.
-pub(super) fn explore(setup: &Setup) -> Result<Explored, Box<Violation>> {
-    let group = Group::new(setup.lanes, setup.policy, setup.replay_us, !setup.from_start);
-    let mut rules = Rules { setup, group };
-    let mut start = World::new(setup, &rules.group);
-    start.lanes.iter_mut().for_each(|lane| lane.at = rules.first());
-    let mut search = Search { seen: HashSet::default(), ways: Vec::new(), explored: Explored::new(setup) };
+/// Everything there is at one moment: what belongs to each lane, and what is no lane's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct World<L, S> {
+    pub(super) lanes: [L; LANES_MAX],
+    pub(super) shared: S,
+}
+
+/// What is explored: where it begins, what may happen, and what must hold.
+pub(super) trait Universe {
+    /// All that belongs to a lane, and so takes part when lanes change places.
+    type Lane: Copy + PartialEq + Hash;
+    type Shared: Copy + Hash;
+    type Move: Copy;
+
+    fn setup(&self) -> &Setup;
+
+    fn start(&self) -> World<Self::Lane, Self::Shared>;
+
+    /// All moves that can be made.
+    fn moves(&self, world: &World<Self::Lane, Self::Shared>, out: &mut Vec<Self::Move>);
+
+    fn make(&mut self, world: &mut World<Self::Lane, Self::Shared>, what: Self::Move) -> Result<(), Broken>;
+
+    /// If nothing happens any more unless somebody outside acts: is that as it should be?
+    fn check_rest(&self, world: &World<Self::Lane, Self::Shared>) -> Result<(), Broken>;
+
+    /// A move in words, with lanes by their names.
+    fn describe(
+        &self,
+        world: &World<Self::Lane, Self::Shared>,
+        names: &[usize; LANES_MAX],
+        what: Self::Move,
+    ) -> String;
+
+    /// Where a lane is.
+    fn place(&self, lane: &Self::Lane) -> String;
+
+    /// What was come by.
+    fn saw(&self) -> BTreeSet<&'static str>;
+}
+
+/// Visits every world that can be come to. `Err`: a rule was broken; how, on the shortest way.
+pub(super) fn explore<R: Universe>(mut rules: R) -> Result<Explored, Box<Violation>> {
+    let start = rules.start();
+    let explored = Explored::new(rules.setup());
+    let lanes = rules.setup().lanes;
+    let mut search = Search { seen: HashSet::default(), ways: Vec::new(), explored };
     let prints = start.lanes.map(|lane| print(&lane));
-    search.add(setup, &start, &prints, (u32::MAX, Move::Ring));
+    search.add(lanes, &start, &prints, (u32::MAX, None));
     let mut level = vec![(0, start, prints)];
     let mut moves = Vec::new();
     while !level.is_empty() {
         let mut next = Vec::new();
         for (at, world, prints) in level.drain(..) {
+            moves.clear();
             rules.moves(&world, &mut moves);
-            if let Err(broken) = check_rest(&rules, &world) {
+            if let Err(broken) = rules.check_rest(&world) {
                 return Err(search.violation(&mut rules, (at, None), broken));
             }
             for &what in &moves {
@@ -35,8 +74,8 @@ pub(super) fn explore(setup: &Setup) -> Result<Explored, Box<Violation>> {
                     true => prints[lane],
                     false => print(&then.lanes[lane]),
                 });
-                sort(setup, &mut then, &mut prints);
-                if let Some(place) = search.add(setup, &then, &prints, (at, what)) {
+                sort(lanes, &mut then, &mut prints);
+                if let Some(place) = search.add(lanes, &then, &prints, (at, Some(what))) {
                     next.push((place, then, prints));
                 }
             }
@@ -44,25 +83,31 @@ pub(super) fn explore(setup: &Setup) -> Result<Explored, Box<Violation>> {
         search.explored.depth += usize::from(!next.is_empty());
         level = next;
     }
-    search.explored.saw = rules.group.saw;
+    search.explored.saw = rules.saw();
     Ok(search.explored)
 }
 
 /// Fingerprints of all lanes.
 type Prints = [u128; LANES_MAX];
 
-struct Search {
+struct Search<M> {
     seen: HashSet<u128, BuildHasherDefault<Ready>>,
     /// Of each world: from which it was first come to, and how.
-    ways: Vec<(u32, Move)>,
+    ways: Vec<(u32, Option<M>)>,
     explored: Explored,
 }
 
-impl Search {
+impl<M: Copy> Search<M> {
     /// The place of a world that was not seen before.
-    fn add(&mut self, setup: &Setup, world: &World, prints: &Prints, way: (u32, Move)) -> Option<u32> {
+    fn add<L, S: Hash>(
+        &mut self,
+        lanes: usize,
+        world: &World<L, S>,
+        prints: &Prints,
+        way: (u32, Option<M>),
+    ) -> Option<u32> {
         let mut print = Print::new();
-        prints[..setup.lanes].hash(&mut print);
+        prints[..lanes].hash(&mut print);
         world.shared.hash(&mut print);
         if !self.seen.insert(print.whole()) {
             return None;
@@ -73,104 +118,52 @@ impl Search {
     }
 
     /// Walks the shortest way again, with lanes named by where they began.
-    fn violation(
+    fn violation<R: Universe<Move = M>>(
         &self,
-        rules: &mut Rules,
-        (at, last): (u32, Option<Move>),
+        rules: &mut R,
+        (at, last): (u32, Option<M>),
         broken: Broken,
     ) -> Box<Violation> {
-        let setup = rules.setup;
-        let mut moves: Vec<Move> = last.into_iter().collect();
+        let (name, lanes) = (rules.setup().name.clone(), rules.setup().lanes);
+        let mut moves: Vec<M> = last.into_iter().collect();
         let mut at = at as usize;
-        while self.ways[at].0 != u32::MAX {
-            moves.push(self.ways[at].1);
-            at = self.ways[at].0 as usize;
+        while let (before, Some(what)) = self.ways[at] {
+            moves.push(what);
+            at = before as usize;
         }
         moves.reverse();
-        let mut world = World::new(setup, &rules.group);
-        world.lanes.iter_mut().for_each(|lane| lane.at = rules.first());
+        let mut world = rules.start();
         let mut names: [usize; LANES_MAX] = std::array::from_fn(|lane| lane);
         let mut trace = Vec::new();
         for what in moves {
-            trace.push(describe(setup, &world, &names, what));
+            trace.push(rules.describe(&world, &names, what));
             if rules.make(&mut world, what).is_err() {
                 break;
             }
             let mut prints = world.lanes.map(|lane| print(&lane));
-            let order = sort(setup, &mut world, &mut prints);
+            let order = sort(lanes, &mut world, &mut prints);
             names = std::array::from_fn(|to| names[order[to]]);
         }
-        let lanes = (0..setup.lanes).map(|name| {
+        let ends = (0..lanes).map(|name| {
             let at = names.iter().position(|n| *n == name).expect("every lane has a name");
-            format!("lane {name}: {:?}", world.lanes[at].at)
+            format!("lane {name}: {}", rules.place(&world.lanes[at]))
         });
-        Box::new(Violation { setup: setup.name.clone(), broken, trace, end: lanes.collect() })
+        Box::new(Violation { setup: name, broken, trace, end: ends.collect() })
     }
-}
-
-fn describe(setup: &Setup, world: &World, names: &[usize; LANES_MAX], what: Move) -> String {
-    let name = |lane: u8| names[usize::from(lane)];
-    match what {
-        Move::Lane(lane) => {
-            let it = &world.lanes[usize::from(lane)];
-            format!("lane {} (step {}): {:?}", name(lane), it.mine.step, it.at)
-        }
-        Move::Submit { lane, kind } => {
-            let (prompt, tokens) = setup.kinds[usize::from(kind)];
-            format!("a request of {prompt} prompt rows and {tokens} tokens comes to lane {}", name(lane))
-        }
-        Move::Abort(lane) => format!("the oldest request of lane {} is aborted", name(lane)),
-        Move::Preempt(lane) => format!("a request of lane {} gives way", name(lane)),
-        Move::TimeOut(lane) => format!("lane {} is past its deadline", name(lane)),
-        Move::Break(lane) => format!("lane {} can't go on", name(lane)),
-        Move::Die(lane) => format!("lane {} stops without a word", name(lane)),
-        Move::Ring => format!("outside: {:?}", world.shared.bell),
-        Move::Pause | Move::Resume | Move::Exit | Move::Close => format!("outside: {what:?}"),
-    }
-}
-
-/// If nothing happens any more unless somebody outside acts: is that as it should be?
-fn check_rest(rules: &Rules, world: &World) -> Result<(), Broken> {
-    let mut inside = Vec::new();
-    rules.inside(world, &mut inside);
-    if !inside.is_empty() {
-        return Ok(());
-    }
-    let lanes = &world.lanes[..rules.setup.lanes];
-    let left = lanes.iter().any(|l| matches!(l.at, At::Gone(why) if !matches!(why, Why::Died { .. })));
-    for lane in lanes {
-        let waits = match lane.at {
-            At::Gone(_) => continue,
-            // Said again here in other words than those that the lane itself goes by.
-            At::Rest(_) => {
-                let left_behind = lanes.iter().any(|peer| peer.seat > lane.seat);
-                left_behind || lane.has_mail() || world.shared.exit || world.shared.closed
-            }
-            _ => return Err(Broken::Deadlock),
-        };
-        let rests = lane.told.pause && world.shared.paused;
-        match () {
-            () if waits => return Err(Broken::LostWakeUp),
-            () if left => return Err(Broken::Rule("a lane sleeps and its group has ended")),
-            () if lane.has_work() && !rests => return Err(Broken::Rule("a lane sleeps over its work")),
-            () => {}
-        }
-    }
-    Ok(())
 }
 
 /// Puts lanes into an order that depends on nothing but what they are: groups that differ in the names
 /// of their lanes only are the same. Returns where each lane was.
-fn sort(setup: &Setup, world: &mut World, prints: &mut Prints) -> [usize; LANES_MAX] {
+fn sort<L: Copy, S>(lanes: usize, world: &mut World<L, S>, prints: &mut Prints) -> [usize; LANES_MAX] {
     let mut order: [usize; LANES_MAX] = std::array::from_fn(|lane| lane);
-    if !prints[..setup.lanes].is_sorted() {
-        order[..setup.lanes].sort_by_key(|lane| prints[*lane]);
+    if !prints[..lanes].is_sorted() {
+        order[..lanes].sort_by_key(|lane| prints[*lane]);
         (world.lanes, *prints) = (order.map(|from| world.lanes[from]), order.map(|from| prints[from]));
     }
     order
 }
 
-fn print(lane: &Lane) -> u128 {
+fn print(lane: &impl Hash) -> u128 {
     let mut print = Print::new();
     lane.hash(&mut print);
     print.whole()

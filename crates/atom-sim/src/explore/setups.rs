@@ -3,8 +3,19 @@
 use super::{Budget, Plant, Setup};
 use atom_group::{Alignment, Policy};
 
-const NONE: Budget =
-    Budget { requests: 0, aborts: 0, preemptions: 0, pauses: 0, exits: 0, faults: 0, deaths: 0, closes: 0 };
+const NONE: Budget = Budget {
+    requests: 0,
+    aborts: 0,
+    preemptions: 0,
+    pauses: 0,
+    exits: 0,
+    faults: 0,
+    deaths: 0,
+    closes: 0,
+    errors: 0,
+    divergences: 0,
+    silences: 0,
+};
 
 /// Prompts are held for two steps at the most.
 fn aligned() -> Policy {
@@ -35,6 +46,7 @@ fn setup(name: &str, lanes: usize, requests: u8) -> Setup {
         replay_us: |rows| 400 * rows,
         kinds: vec![(1, 2), (5, 1)],
         budget: Budget { requests, ..NONE },
+        restarts_max: None,
         plant: None,
     }
 }
@@ -48,7 +60,10 @@ fn fine(name: &str, lanes: usize, budget: Budget) -> Setup {
 /// What continuous integration explores.
 pub fn small() -> Vec<Setup> {
     (1..=4)
-        .flat_map(|lanes| coarse(lanes).into_iter().chain(all_fine(lanes, FINE_SMALL[lanes - 1])))
+        .flat_map(|lanes| {
+            let fine = all_fine(lanes, FINE_SMALL[lanes - 1]);
+            coarse(lanes).into_iter().chain(fine).chain(all_supervised(lanes, SUPERVISED_SMALL[lanes - 1]))
+        })
         .collect()
 }
 
@@ -67,6 +82,7 @@ pub fn deep(lanes: usize) -> Vec<Setup> {
         Setup { budget: everything, name: format!("{lanes} lanes, deep, everything"), ..base },
     ];
     all.extend(all_fine(lanes, usize::MAX).into_iter().skip(FINE_SMALL[lanes - 1]));
+    all.extend(all_supervised(lanes, usize::MAX).into_iter().skip(SUPERVISED_SMALL[lanes - 1]));
     all.push(fine("two requests and a wish to leave", lanes, Budget { requests: 2, exits: 1, ..NONE }));
     all
 }
@@ -110,6 +126,32 @@ fn all_fine(lanes: usize, many: usize) -> Vec<Setup> {
     budgets.into_iter().take(many).map(|(name, budget)| fine(name, lanes, budget)).collect()
 }
 
+/// With a supervisor, and a group that may form again so often.
+fn supervised(name: &str, lanes: usize, restarts_max: u32, budget: Budget) -> Setup {
+    let base = setup(&format!("supervised, {name}"), lanes, 0);
+    Setup { policy: Policy::NONE, kinds: vec![(1, 1)], budget, restarts_max: Some(restarts_max), ..base }
+}
+
+/// Groups that lose ranks: the first `many`, the later ones have more orders.
+fn all_supervised(lanes: usize, many: usize) -> Vec<Setup> {
+    let one = Budget { requests: 1, ..NONE };
+    let budgets = [
+        ("an error", 1, Budget { errors: 1, ..one }),
+        ("two errors, no restart", 0, Budget { errors: 2, ..one }),
+        ("an error and a wish to leave", 1, Budget { errors: 1, exits: 1, ..one }),
+        ("a silence, no request", 1, Budget { silences: 1, ..NONE }),
+        ("two errors", 1, Budget { errors: 2, ..one }),
+        ("an error and a divergence", 1, Budget { errors: 1, divergences: 1, ..one }),
+        ("an error and an end", 1, Budget { errors: 1, closes: 1, ..one }),
+        ("a silence", 1, Budget { silences: 1, ..one }),
+        ("an error and a silence", 1, Budget { errors: 1, silences: 1, ..one }),
+        ("three errors", 2, Budget { errors: 3, ..one }),
+        ("two silences", 2, Budget { silences: 2, ..one }),
+    ];
+    let of = |(name, restarts, budget)| supervised(name, lanes, restarts, budget);
+    budgets.into_iter().take(many).map(of).collect()
+}
+
 /// A setup that comes to the fault.
 pub fn planted(plant: Plant) -> Setup {
     let name = format!("{plant:?}");
@@ -123,9 +165,20 @@ pub fn planted(plant: Plant) -> Setup {
         Plant::MailBeforeCalls => {
             Setup { budget: Budget { requests: 1, exits: 1, ..NONE }, ..setup(&name, 2, 0) }
         }
+        Plant::WaitsStayOpen | Plant::EveryComplaintCounts | Plant::StateKept => {
+            supervised(&name, 2, 1, Budget { requests: 1, errors: 1, ..NONE })
+        }
+        Plant::MailForAnybody | Plant::SeatsKept => {
+            supervised(&name, 1, 1, Budget { requests: 1, silences: 1, ..NONE })
+        }
+        Plant::AnswersBeforeRed | Plant::LooksOnce => {
+            supervised(&name, 1, 0, Budget { requests: 1, errors: 1, ..NONE })
+        }
     };
     Setup { plant: Some(plant), ..base }
 }
 
 /// Fine setups that continuous integration has time for, by lanes.
 const FINE_SMALL: [usize; 4] = [10, 10, 7, 4];
+/// Supervised ones.
+const SUPERVISED_SMALL: [usize; 4] = [11, 8, 5, 2];

@@ -6,11 +6,7 @@ use super::{Plant, Setup};
 use atom_group::machine::{self, Bell, Calls, Wait};
 
 /// Everything there is at one moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct World {
-    pub(super) lanes: [Lane; LANES_MAX],
-    pub(super) shared: Shared,
-}
+pub(super) type World = super::search::World<Lane, Shared>;
 
 /// What is no lane's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,6 +42,12 @@ pub struct Budget {
     pub deaths: u8,
     /// Times that a supervisor closes the group for reasons of its own.
     pub closes: u8,
+    /// With a supervisor: threads that end with an error.
+    pub errors: u8,
+    /// With a supervisor: lanes that say that the group has diverged.
+    pub divergences: u8,
+    /// With a supervisor: threads that hang, until they go on or for ever.
+    pub silences: u8,
 }
 
 /// One move.
@@ -77,21 +79,26 @@ pub(super) struct Rules<'a> {
     pub(super) group: Group,
 }
 
-impl World {
-    pub(super) fn new(setup: &Setup, group: &Group) -> Self {
-        let (state, signature) = group.start;
-        let step = group.step(state);
+impl<'a> Rules<'a> {
+    pub(super) fn new(setup: &'a Setup) -> Self {
+        let group = Group::new(setup.lanes, setup.policy, setup.replay_us, !setup.from_start);
+        Self { setup, group }
+    }
+
+    pub(super) fn first_world(&self) -> World {
+        let (state, signature) = self.group.start;
+        let step = self.group.step(state);
         let shared = Shared {
             exit: false,
             paused: false,
             closed: false,
             bell: Bell::Over,
-            budget: setup.budget,
+            budget: self.setup.budget,
             step,
             deed: Deed::Nothing,
             state,
         };
-        Self { lanes: [Lane::new(state, step, signature); LANES_MAX], shared }
+        World { lanes: [Lane { at: self.first(), ..Lane::new(state, step, signature) }; LANES_MAX], shared }
     }
 }
 
@@ -100,9 +107,8 @@ impl Rules<'_> {
         &world.lanes[..self.setup.lanes]
     }
 
-    /// All moves that can be made. Empty: nothing happens any more, unless an outsider acts; see `may`.
-    pub(super) fn moves(&self, world: &World, out: &mut Vec<Move>) {
-        out.clear();
+    /// All moves that can be made.
+    pub(super) fn all_moves(&self, world: &World, out: &mut Vec<Move>) {
         if let Some(lane) = self.alone(world) {
             out.push(Move::Lane(lane));
             return;
