@@ -35,7 +35,8 @@ constexpr u32 ROUTE_WARPS = 4;
 /// Keys in the order of floats, as integers; what is no number comes as minus infinity.
 __device__ __forceinline__ u32 ordered(float key) {
     if (key != key) key = -__int_as_float(0x7f800000);
-    u32 bits = __float_as_uint(key);
+    // Both zeros are the same.
+    u32 bits = __float_as_uint(key + 0.0f);
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
@@ -98,49 +99,44 @@ __device__ __forceinline__ void keep_best_groups(u32 (&keys)[EACH], const Router
     __syncwarp();
 }
 
-/// Lane `l` holds experts `l * EACH ..` in `scores`; gives their scores, and whether one is no number.
+/// Lane `l` holds logits of experts `l * EACH ..`; gives their scores. Softmax of a NaN is NaN everywhere.
 template <u32 EACH>
-__device__ __forceinline__ bool score(float (&scores)[EACH], const Router& r, u32 lane) {
-    bool has_nan = false;
+__device__ __forceinline__ void score(const float (&logits)[EACH], float (&scores)[EACH], const Router& r, u32 lane) {
     if (r.is_sigmoid) {
 #pragma unroll
-        for (u32 j = 0; j < EACH; j++) {
-            has_nan |= lane * EACH + j < r.experts && scores[j] != scores[j];
-            scores[j] = 1.0f / (1.0f + expf(-scores[j]));
-        }
-        return __any_sync(ALL, has_nan);
+        for (u32 j = 0; j < EACH; j++) scores[j] = 1.0f / (1.0f + expf(-logits[j]));
+        return;
     }
     float peak = -__int_as_float(0x7f800000);
 #pragma unroll
-    for (u32 j = 0; j < EACH; j++)
-        if (lane * EACH + j < r.experts) peak = fmaxf(peak, scores[j]);
+    for (u32 j = 0; j < EACH; j++) peak = fmaxf(peak, logits[j]);
     peak = warp_max(peak);
     float sum = 0.0f;
 #pragma unroll
     for (u32 j = 0; j < EACH; j++) {
-        scores[j] = lane * EACH + j < r.experts ? expf(scores[j] - peak) : 0.0f;
+        scores[j] = lane * EACH + j < r.experts ? expf(logits[j] - peak) : 0.0f;
         sum += scores[j];
     }
-    sum = warp_sum(sum);
+    sum = 1.0f / warp_sum(sum);
 #pragma unroll
-    for (u32 j = 0; j < EACH; j++) scores[j] *= 1.0f / sum;
-    return sum != sum;
+    for (u32 j = 0; j < EACH; j++) scores[j] *= sum;
 }
 
-/// Chooses `top_k` experts: bit `j` of the result is set if this lane's expert `j` is one.
-template <u32 EACH> __device__ __forceinline__ u32 choose(u32 (&keys)[EACH], u32 top_k, u32 lane) {
+/// Chooses `top_k` experts: bit `j` of the result is set if this lane's expert `j` is one. `largest` is the first
+/// one's key.
+template <u32 EACH> __device__ __forceinline__ u32 choose(u32 (&keys)[EACH], u32 top_k, u32 lane, u32& largest) {
     u32 chosen = 0;
     for (u32 n = 0; n < top_k; n++) {
-        u32 mine = keys[0], at = 0;
+        u32 mine = keys[0];
 #pragma unroll
-        for (u32 j = 1; j < EACH; j++)
-            if (keys[j] > mine) mine = keys[j], at = j;
+        for (u32 j = 1; j < EACH; j++) mine = max(mine, keys[j]);
         u32 best = warp_largest(mine);
-        if (lane == __ffs(__ballot_sync(ALL, mine == best)) - 1) {
-            chosen |= 1u << at;
+        if (n == 0) largest = best;
+        bool wins = lane == __ffs(__ballot_sync(ALL, mine == best)) - 1;
 #pragma unroll
-            for (u32 j = 0; j < EACH; j++)
-                if (j == at) keys[j] = TAKEN;
+        for (u32 j = 0; j < EACH; j++) {
+            bool is_it = wins && keys[j] == best;
+            if (is_it) keys[j] = TAKEN, chosen |= 1u << j, wins = false;
         }
     }
     return chosen;
@@ -150,33 +146,43 @@ template <u32 EACH>
 __device__ __forceinline__ void route_row(const float* logits, const float* bias, const Router& r, float* out,
                                           u32* shared) {
     u32 lane = threadIdx.x % 32;
-    float scores[EACH];
+    float x[EACH], scores[EACH];
     if (r.experts == 32 * EACH) {
 #pragma unroll
         for (u32 j = 0; j < EACH; j += 4) {
-            float4 x = *reinterpret_cast<const float4*>(logits + lane * EACH + j);
-            scores[j] = x.x, scores[j + 1] = x.y, scores[j + 2] = x.z, scores[j + 3] = x.w;
+            float4 four = *reinterpret_cast<const float4*>(logits + lane * EACH + j);
+            x[j] = four.x, x[j + 1] = four.y, x[j + 2] = four.z, x[j + 3] = four.w;
         }
     } else {
 #pragma unroll
-        for (u32 j = 0; j < EACH; j++) scores[j] = lane * EACH + j < r.experts ? logits[lane * EACH + j] : 0.0f;
+        for (u32 j = 0; j < EACH; j++)
+            x[j] = lane * EACH + j < r.experts ? logits[lane * EACH + j] : -__int_as_float(0x7f800000);
     }
-    bool has_nan = score<EACH>(scores, r, lane);
-    u32 keys[EACH];
+    bool has_nan = false;
+#pragma unroll
+    for (u32 j = 0; j < EACH; j++) has_nan |= x[j] != x[j];
+    has_nan = __any_sync(ALL, has_nan);
+    // Where only the chosen's weights matter and order is that of logits, nothing else is exponentiated.
+    bool is_plain = !r.is_sigmoid && r.normalise && !bias && r.groups == 1;
+    if (!is_plain) score<EACH>(x, scores, r, lane);
+    u32 keys[EACH], largest;
 #pragma unroll
     for (u32 j = 0; j < EACH; j++) {
         u32 expert = lane * EACH + j;
-        keys[j] = expert < r.experts ? ordered(bias ? scores[j] + bias[expert] : scores[j]) : TAKEN;
+        float key = is_plain ? x[j] : bias && expert < r.experts ? scores[j] + bias[expert] : scores[j];
+        keys[j] = expert < r.experts ? ordered(key) : TAKEN;
     }
     if (r.groups > 1) keep_best_groups<EACH>(keys, r, lane, shared);
-    u32 chosen = choose<EACH>(keys, r.top_k, lane);
+    u32 chosen = choose<EACH>(keys, r.top_k, lane, largest);
     float sum = 0.0f;
     u32 before = 0, below = (1u << lane) - 1;
 #pragma unroll
     for (u32 j = 0; j < EACH; j++) {
         bool is_chosen = chosen >> j & 1;
         before += __popc(__ballot_sync(ALL, is_chosen) & below);
-        if (is_chosen) sum += scores[j];
+        if (!is_chosen) continue;
+        if (is_plain) scores[j] = expf(x[j] - unordered(largest));
+        sum += scores[j];
     }
     float factor = r.scale, lift = 1.0f;
     if (r.normalise) {

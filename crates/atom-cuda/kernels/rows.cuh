@@ -96,7 +96,7 @@ __device__ __forceinline__ float square_sum(const Chunk& c) {
 
 /// Room for sums over a block; two, so that a loop over rows needs one barrier a row.
 struct BlockSums {
-    float warps[2][32];
+    float4 warps[2][8];
 };
 
 /// Sum over the threads of a block, in an order that depends on the number of threads only. `turn` is 0 and 1 in
@@ -104,10 +104,18 @@ struct BlockSums {
 __device__ __forceinline__ float block_sum(float x, BlockSums& sums, u32 turn) {
     x = warp_sum(x);
     if (blockDim.x == 32) return x;
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    if (lane == 0) sums.warps[turn & 1][warp] = x;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    float4* of_warps = sums.warps[turn & 1];
+    if (lane == 0) reinterpret_cast<float*>(of_warps)[warp] = x;
     __syncthreads();
-    return warp_sum(lane < blockDim.x / 32 ? sums.warps[turn & 1][lane] : 0.0f);
+    float sum = 0.0f;
+    for (u32 i = 0; i < warps; i += 4) {
+        float4 four = of_warps[i / 4];
+        // Of the last four some may be no warp of this block.
+        float b = i + 1 < warps ? four.y : 0.0f, c = i + 2 < warps ? four.z : 0.0f, d = i + 3 < warps ? four.w : 0.0f;
+        sum += (four.x + b) + (c + d);
+    }
+    return sum;
 }
 
 /// `1 / sqrt(square_sum / elements + eps)`
