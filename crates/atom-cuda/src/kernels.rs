@@ -30,7 +30,7 @@ macro_rules! headers {
     };
 }
 
-headers! {}
+headers! { "rows.cuh" }
 
 macro_rules! sources {
     ($( $name:literal $variants:expr; )*) => {
@@ -47,6 +47,10 @@ macro_rules! sources {
 
 sources! {
     "step" &[&[]];
+    "norm" &[&[]];
+    "rows" &[&[]];
+    "rope" &[&[]];
+    "route" &[&[]];
 }
 
 impl Source {
