@@ -13,7 +13,6 @@
 //   tiles  {first_row, rows, start, slot}: rows first_row .. + rows of one span, at most 128 / group of them, at
 //          positions start .. ; best longest first within a span, spans with most work first
 //   counters  u32[2], 0 before the first launch; 0 again after each
-//   head_section  divides kv_heads: heads that are worked through together, so that their keys stay in L2
 //   out, sinks, window, scale: as in attend_simple.cu
 //
 // A tile is 128 rows of the matrix S = Q K^T: its tokens times the query heads of one kv head, token by token. Two
@@ -50,7 +49,7 @@ struct Params {
     bf16* out;
     const float* sinks;
     u32* counters;
-    u32 q_heads, kv_heads, head_dim, page_size, window, granule, head_section;
+    u32 q_heads, kv_heads, head_dim, page_size, window, granule;
     float scale;  // of scores, in powers of two
 };
 
@@ -113,6 +112,10 @@ __device__ __forceinline__ void bring_3d(u32 to, const TensorMap* map, u32 x, u3
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
         "[%5];" ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(bar))
         : "memory");
+}
+
+__device__ __forceinline__ void prefetch_map(const TensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 template <int ID>
@@ -298,16 +301,14 @@ __device__ void produce(const Params& p, char* shared, Barriers* bars, u32 units
     using S = Shape<N>;
     const u32 lane = threadIdx.x % 32;
     const u32 group = p.q_heads / p.kv_heads;
-    const u32 in_section = units / p.kv_heads * p.head_section;
     const u32 base = shared_address(shared);
     u32 k_count = 0, v_count = 0, tile_count = 0;
     u32 unit = blockIdx.x;
     while (unit < units) {
         u32 next = 0;
         if (lane == 0) next = gridDim.x + atomicAdd(&p.counters[0], 1);
-        const u32 in = unit % in_section;
-        const u32 head = unit / in_section * p.head_section + in % p.head_section;
-        const Tile tile = p.tiles[in / p.head_section];
+        const u32 head = unit % p.kv_heads;
+        const Tile tile = p.tiles[unit / p.kv_heads];
         const u32* table = p.tables + (u64)tile.slot * p.table_stride;
         const Range<S::KEYS> range(tile, p.window);
         auto page_of = [&](int n) {
@@ -418,8 +419,9 @@ __device__ __forceinline__ void soften(float (&s)[KEYS / 2], Sums<N>& sums, floa
         max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
         max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
         // A row that has seen nothing yet keeps the maximum minus infinity, and 0 stands in for it.
-        const float shift = MASKED && max == HIDDEN ? 0.0f : max * scale;
-        keep[half] = exp2_fast(sums.max[half] * scale - shift);
+        const float top = MASKED && max == HIDDEN ? 0.0f : max, shift = top * scale;
+        // Exactly 1 if the maximum stays: a block that the row does not see must change no bit.
+        keep[half] = exp2_fast((sums.max[half] - top) * scale);
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < KEYS / 8; ++i)
@@ -606,6 +608,9 @@ __device__ __forceinline__ void attend_tiles(const Params& p) {
     char* shared = raw + (1024 - shared_address(raw) % 1024) % 1024;
     Barriers* bars = (Barriers*)(shared + S::BARRIERS);
     if (threadIdx.x == 0) {
+        prefetch_map(p.q_map);
+        prefetch_map(p.k_map);
+        prefetch_map(p.v_map);
         barrier_init(&bars->q_full, 1);
         barrier_init(&bars->q_empty, 8);
         for (int s = 0; s < STAGES; ++s) {
@@ -633,9 +638,9 @@ __device__ __forceinline__ void attend_tiles(const Params& p) {
         const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,                             \
         const __grid_constant__ TensorMap v_map, const u32* header, const Tile* tiles, const u32* tables,             \
         u32 table_stride, bf16* out, const float* sinks, u32* counters, u32 q_heads, u32 kv_heads, u32 head_dim,      \
-        u32 page_size, u32 window, u32 granule, u32 head_section, float scale) {                                      \
+        u32 page_size, u32 window, u32 granule, float scale) {                                      \
         attend_tiles<N>({&q_map, &k_map, &v_map, header, tiles, tables, table_stride, out, sinks, counters, q_heads,  \
-                         kv_heads, head_dim, page_size, window, granule, head_section, scale * LOG2_E});                       \
+                         kv_heads, head_dim, page_size, window, granule, scale * LOG2_E});                       \
     }
 
 ATTEND_TILES(64)
