@@ -28,4 +28,4 @@ __device__ __forceinline__ int held_expert(const Choosers& who, float number) {
     return local >= 0.0f && local < (float)who.held ? (int)local : -1;
 }
 
-__device__ __forceinline__ float silu(float x) { return x / (1.0f + __expf(-x)); }
+__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
