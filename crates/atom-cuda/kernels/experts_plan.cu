@@ -18,6 +18,7 @@
 //       grid (rows, ceil(hidden / 1024)), block 128, no dynamic shared memory; hidden a multiple of 8
 //       y [rows * top_k, hidden] by slot; out [rows, hidden] = sum of weight * y in the order of the route, from 0, in
 //       f32, for every real row; y of choices that are not held here is not read
+#include "dependent.cuh"
 #include "experts_choices.cuh"
 
 constexpr int PLAN_ROWS = 256;
@@ -48,6 +49,8 @@ __device__ __forceinline__ u32 marked(const u32* words) {
 extern "C" __global__ void __launch_bounds__(256) experts_count(const float* routes, u32* histogram, const u32* real_rows,
                                                                 int lanes, int lane_rows, int top_k, int first, int held) {
     Choosers who{real_rows, lanes, lane_rows, top_k, first, held};
+    wait_for_kernels_before();
+    let_next_kernel_start();
     mark_choices(routes, who, plan_shared);
     for (int e = threadIdx.x; e < held; e += blockDim.x)
         histogram[(u64)blockIdx.x * held + e] = marked(plan_shared + e * PLAN_WORDS);
@@ -79,6 +82,8 @@ extern "C" __global__ void __launch_bounds__(256)
     experts_place(const float* routes, const u32* histogram, u32* counts, uint4* tiles, u32* slots, const u32* real_rows,
                   int lanes, int lane_rows, int top_k, int first, int held, int tile_rows, int granule) {
     Choosers who{real_rows, lanes, lane_rows, top_k, first, held};
+    wait_for_kernels_before();
+    let_next_kernel_start();
     u32 *bits = plan_shared, *base = plan_shared + held * PLAN_WORDS;
     mark_choices(routes, who, bits);
 
@@ -157,6 +162,8 @@ __device__ __forceinline__ void store8(bf16* to, const float (&x)[8]) {
 template <typename Y, typename Out>
 __device__ __forceinline__ void combine(const Y* y, const float* routes, Out* out, const Choosers& who, int hidden) {
     int row = blockIdx.x, column = (blockIdx.y * 128 + threadIdx.x) * 8;
+    wait_for_kernels_before();
+    let_next_kernel_start();
     if (column >= hidden || !is_real(who, row)) return;
     const float* route = routes + (u64)row * 2 * who.top_k;
     float sum[8] = {};

@@ -9,7 +9,7 @@
 //
 // NT in {1, 2, 4}: tiles of up to 8 NT rows; D in {8, 4}: depth of the ring, in steps of 64 bytes a thread.
 // grid = multiprocessors of the device, block 256, one block a multiprocessor.
-// dynamic shared memory = D * 16384 + NT * 8192 + 8 * NT * (ceil(inputs / 64) * 128 + 64), inputs = hidden for gate, width for
+// dynamic shared memory = D * 16384 + NT * 8192 + 8 * NT * (ceil(inputs / 128) * 256 + 64), inputs = hidden for gate, width for
 // down; it must be at most 232448. hidden and width multiples of 8.
 // Scratch: plan (see there), gated rows * top_k * width * 2 bytes, y rows * top_k * hidden * 4 bytes.
 // With equal KW below, an output's bits do not depend on NT, D, the grid or other rows.
@@ -20,6 +20,8 @@ constexpr int GATE_WARPS = 8; // along K: 16 weight rows (8 gate, 8 up) a unit
 constexpr int DOWN_WARPS = 4; // along K: 32 weight rows a unit, since width is short
 
 struct GateJob {
+    static constexpr bool HALF = false;
+    static constexpr bool WEIGHTS_FIRST = false; // the plan says which
     const bf16* x;
     const bf16* matrix;
     bf16* gated;
@@ -30,10 +32,13 @@ struct GateJob {
 
     __device__ __forceinline__ int per_tile() const { return (width + 7) / 8; }
     __device__ __forceinline__ int units() const { return counts[1] * per_tile(); }
+    __device__ __forceinline__ bool has_rows() const { return true; } // else there is no tile
     __device__ __forceinline__ int tile_of(int unit) const { return unit / per_tile(); }
     __device__ __forceinline__ int tile_rows(int tile) const { return tiles[tile].z; }
-    __device__ __forceinline__ const bf16* input_row(int tile, int row) const {
-        return x + (u64)(slots[tiles[tile].y + row] / top_k) * inputs;
+    __device__ __forceinline__ void load_inputs(int tile, u32 to) const {
+        uint4 at = tiles[tile];
+        for (int row = threadIdx.x / 32; row < (at.z + 7) / 8 * 8; row += 8)
+            load_input_row(row < at.z ? x + (u64)(slots[at.y + row] / top_k) * inputs : nullptr, to, inputs, row);
     }
     /// A unit has 8 columns: their gate rows are the low 8 rows of the MMA, their up rows the high 8.
     __device__ __forceinline__ WeightRows weights(int unit, int, int g) const {
@@ -52,6 +57,8 @@ struct GateJob {
 };
 
 template <typename Y> struct DownJob {
+    static constexpr bool HALF = false;
+    static constexpr bool WEIGHTS_FIRST = true; // experts_small_gate, right before, waited for the plan
     const bf16* gated;
     const bf16* matrix;
     Y* y;
@@ -63,9 +70,14 @@ template <typename Y> struct DownJob {
 
     __device__ __forceinline__ int per_tile() const { return (hidden + ROWS - 1) / ROWS; }
     __device__ __forceinline__ int units() const { return counts[1] * per_tile(); }
+    __device__ __forceinline__ bool has_rows() const { return true; } // else there is no tile
     __device__ __forceinline__ int tile_of(int unit) const { return unit / per_tile(); }
     __device__ __forceinline__ int tile_rows(int tile) const { return tiles[tile].z; }
-    __device__ __forceinline__ const bf16* input_row(int tile, int row) const { return gated + (u64)(tiles[tile].y + row) * inputs; }
+    __device__ __forceinline__ void load_inputs(int tile, u32 to) const {
+        uint4 at = tiles[tile];
+        for (int row = threadIdx.x / 32; row < (at.z + 7) / 8 * 8; row += 8)
+            load_input_row(row < at.z ? gated + (u64)(at.y + row) * inputs : nullptr, to, inputs, row);
+    }
     __device__ __forceinline__ WeightRows weights(int unit, int group, int g) const {
         int row = unit % per_tile() * ROWS + group * 16 + g;
         const bf16* low = matrix + ((u64)tiles[tile_of(unit)].x * hidden + row) * inputs;

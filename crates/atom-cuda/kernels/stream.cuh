@@ -8,6 +8,7 @@
 // A block is 8 warps: 8 / KW groups of 16 weight rows, KW warps along K. The order of an output's sum depends on K and
 // KW only, not on the rows beside it, the grid or the place of the row in the batch.
 #pragma once
+#include "dependent.cuh"
 
 constexpr int STREAM_THREADS = 256;
 
@@ -33,8 +34,26 @@ __device__ __forceinline__ void mma16816(float4& c, u32 a0, u32 a1, u32 a2, u32 
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-/// Bytes of one row of x in shared memory: whole blocks of 64, and 64 bytes so that neighbours use other banks.
-__host__ __device__ constexpr int stream_row_bytes(int inputs) { return (inputs + 63) / 64 * 128 + 64; }
+/// Bytes of one row of x in shared memory: whole blocks of 128, and 64 bytes so that neighbours use other banks.
+__host__ __device__ constexpr int stream_row_bytes(int inputs) { return (inputs + 127) / 128 * 256 + 64; }
+
+/// 16 bytes of row `row` of x in shared memory, 8 inputs each.
+__device__ __forceinline__ void store_input(u32 inputs_at, int inputs, int row, int chunk, uint4 x) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(inputs_at + row * stream_row_bytes(inputs) + chunk * 16), "r"(x.x), "r"(x.y),
+                 "r"(x.z), "r"(x.w)
+                 : "memory");
+}
+
+/// One row of a tile as it is, by one warp; zeros if `from` is null, and behind the inputs.
+__device__ __forceinline__ void load_input_row(const bf16* from, u32 inputs_at, int inputs, int row) {
+    int chunks = (inputs + 127) / 128 * 16;
+#pragma unroll 8
+    for (int chunk = threadIdx.x % 32; chunk < chunks; chunk += 32) {
+        uint4 x = make_uint4(0, 0, 0, 0);
+        if (from && chunk * 8 < inputs) x = *(const uint4*)(from + chunk * 8);
+        store_input(inputs_at, inputs, row, chunk, x);
+    }
+}
 
 /// Weight rows of a lane in one unit, null where the matrix has none.
 struct WeightRows {
@@ -58,19 +77,20 @@ template <int KW, int DEPTH, typename Job> struct Stream {
         if (unit < end) rows = job.weights(unit, group(), lane() / 4);
     }
 
-    /// Blocks of 64 inputs that are this warp's.
-    __device__ __forceinline__ int steps() const { return ((job.inputs + 63) / 64 - along() + KW - 1) / KW; }
+    /// Blocks of BLOCK inputs that are this warp's.
+    static constexpr int BLOCK = Job::HALF ? 128 : 64;
+    __device__ __forceinline__ int steps() const { return ((job.inputs + BLOCK - 1) / BLOCK - along() + KW - 1) / KW; }
 
     __device__ __forceinline__ void fetch() {
         if (unit < end && steps() > 0) {
-            int k = (along() + step * KW) * 64 + lane() % 4 * 8;
+            int k = (along() + step * KW) * BLOCK + lane() % 4 * 8;
             u32 to = ring + slot * (STREAM_THREADS * 64);
 #pragma unroll
-            for (int j = 0; j < 2; j++, k += 32) {
-                bool valid = k < job.inputs;
-                cp_async16(to, valid && rows.low ? rows.low + k : job.matrix, valid && rows.low);
-                cp_async16(to + STREAM_THREADS * 16, valid && rows.high ? rows.high + k : job.matrix, valid && rows.high);
-                to += STREAM_THREADS * 32;
+            for (int j = 0; j < 4; j++, to += STREAM_THREADS * 16) {
+                const bf16* row = Job::HALF || j % 2 == 0 ? rows.low : rows.high;
+                int at = k + (Job::HALF ? j : j / 2) * 32;
+                bool valid = row && at < job.inputs;
+                cp_async16(to, valid ? row + at : job.matrix, valid);
             }
             if (++step == steps()) {
                 step = 0;
@@ -82,23 +102,6 @@ template <int KW, int DEPTH, typename Job> struct Stream {
     }
 };
 
-/// Rows of one tile of x to shared memory, zeros behind the real ones and behind the inputs.
-template <int NT, typename Job> __device__ __forceinline__ void stream_inputs(const Job& job, int tile, u32 at) {
-    int chunks = (job.inputs + 63) / 64 * 8, count = job.tile_rows(tile);
-    int padded = (count + 7) / 8 * 8;
-    for (int row = threadIdx.x / 32; row < padded; row += STREAM_THREADS / 32) {
-        const bf16* from = row < count ? job.input_row(tile, row) : nullptr;
-#pragma unroll 8
-        for (int chunk = threadIdx.x % 32; chunk < chunks; chunk += 32) {
-            uint4 x = make_uint4(0, 0, 0, 0);
-            if (from && chunk * 8 < job.inputs) x = *(const uint4*)(from + chunk * 8);
-            asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at + row * stream_row_bytes(job.inputs) + chunk * 16), "r"(x.x),
-                         "r"(x.y), "r"(x.z), "r"(x.w)
-                         : "memory");
-        }
-    }
-}
-
 /// Dynamic shared memory: ring, sums, rows of x. host: stream_bytes(NT, DEPTH, inputs) in the head of each user.
 template <int KW, int NT, int DEPTH, typename Job> __device__ __forceinline__ void stream_products(const Job& job, u8* shared) {
     constexpr int GROUPS = 8 / KW;
@@ -106,12 +109,16 @@ template <int KW, int NT, int DEPTH, typename Job> __device__ __forceinline__ vo
     float4* sums = (float4*)(shared + DEPTH * STREAM_THREADS * 64); // [2][8 warps][NT][32 lanes]
     u32 inputs = shared_address(sums + 2 * 8 * NT * 32);
     u32 b_at = inputs + lane / 4 * stream_row_bytes(job.inputs) + lane % 4 * 16;
+    if (!Job::WEIGHTS_FIRST) wait_for_kernels_before();
     int total = job.units();
     int begin = (u64)total * blockIdx.x / gridDim.x, end = (u64)total * (blockIdx.x + 1) / gridDim.x;
     Stream<KW, DEPTH, Job> stream(job, shared_address(shared), begin, end);
     const int steps = stream.steps(), along = stream.along();
 #pragma unroll 1
     for (int i = 0; i < DEPTH - 1; i++) stream.fetch();
+    if (Job::WEIGHTS_FIRST) wait_for_kernels_before();
+    let_next_kernel_start();
+    if (!job.has_rows()) end = begin;
     int slot = 0, tile = -1, tile_count = 0, parity = 0;
 #pragma unroll 1
     for (int unit = begin; unit < end; unit++, parity ^= 1) {
@@ -119,7 +126,7 @@ template <int KW, int NT, int DEPTH, typename Job> __device__ __forceinline__ vo
             tile = job.tile_of(unit);
             tile_count = job.tile_rows(tile);
             __syncthreads();
-            stream_inputs<NT>(job, tile, inputs);
+            job.load_inputs(tile, inputs);
             __syncthreads();
         }
         float4 acc[NT] = {};
@@ -132,15 +139,16 @@ template <int KW, int NT, int DEPTH, typename Job> __device__ __forceinline__ vo
             for (int j = 0; j < 4; j++) a[j] = load_shared16(a_at + j * STREAM_THREADS * 16);
             slot = slot + 1 == DEPTH ? 0 : slot + 1;
             stream.fetch();
-            u32 b_k = b_at + (along + step * KW) * 128;
+            u32 b_k = b_at + (along + step * KW) * (Job::HALF ? 256 : 128);
 #pragma unroll
             for (int n = 0; n < NT; n++) {
                 if (n * 8 >= tile_count) break;
 #pragma unroll
-                for (int j = 0; j < 2; j++) {
+                for (int j = 0; j < (Job::HALF ? 4 : 2); j++) {
                     uint4 b = load_shared16(b_k + n * 8 * stream_row_bytes(job.inputs) + j * 64);
-                    mma16816(acc[n], a[2 * j].x, a[2 * j + 1].x, a[2 * j].y, a[2 * j + 1].y, b.x, b.y);
-                    mma16816(acc[n], a[2 * j].z, a[2 * j + 1].z, a[2 * j].w, a[2 * j + 1].w, b.z, b.w);
+                    const uint4 low = a[Job::HALF ? j : 2 * j], high = Job::HALF ? make_uint4(0, 0, 0, 0) : a[2 * j + 1];
+                    mma16816(acc[n], low.x, high.x, low.y, high.y, b.x, b.y);
+                    mma16816(acc[n], low.z, high.z, low.w, high.w, b.z, b.w);
                 }
             }
         }

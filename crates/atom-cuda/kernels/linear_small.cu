@@ -1,0 +1,197 @@
+// Op::Linear for few rows: bf16 weights stream once through persistent blocks; see stream.cuh. Also with the activation
+// behind it (gate and up in one matrix), and with an RMS norm in front.
+//
+//   linear_small_n{NT}_d{D}[_half]_{bf16,out32}        out[r, o] = w[o] . x[r] + bias[o]; bias f32 [outputs] or null
+//   linear_small_norm_n{NT}_d{D}[_half]_{bf16,out32}   the same of norm(x): x / sqrt(mean(x^2) + eps) * norm, rounded to bf16
+//   linear_small_gated[_norm]_n{NT}_d{D}_bf16          weights [2 width, inputs]: gate, then up; out[r, w] = silu(gate) * up
+//
+// norm: x may be float (suffix x32 before the out type's) or bf16; if `add` (bf16 [rows, inputs]) is not null the norm is
+// that of x + add, which block 0 also writes to `residual` (same type as x; another buffer than x, which others still read).
+// NT in {1, 2}: up to 8 NT rows. `real_rows` points at the number of real rows; no row behind them is read or written.
+// D in {8, 4} as for experts_small; half: a unit is 8 outputs, not 16, for matrices of fewer than 16 * 4 * multiprocessors rows.
+// inputs a multiple of 8.
+// grid = multiprocessors, block 256; dynamic shared memory = D * 16384 + NT * 8192 + 8 * NT * (ceil(inputs / 128) * 256 + 64)
+// All may be launched with programmatic dependent launch: weights are fetched before the kernels in front are done.
+#include "stream.cuh"
+
+constexpr int LINEAR_WARPS = 8; // along K
+
+__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+
+/// Rows of x as they are.
+struct Plain {
+    const bf16* x;
+    __device__ __forceinline__ void load(int rows, int inputs, u32 to) const {
+        for (int row = threadIdx.x / 32; row < (rows + 7) / 8 * 8; row += 8)
+            load_input_row(row < rows ? x + (u64)row * inputs : nullptr, to, inputs, row);
+    }
+};
+
+__device__ __forceinline__ void load8(const float* from, float (&to)[8]) {
+    float4 a = *(const float4*)from, b = *(const float4*)(from + 4);
+    to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w, to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
+}
+__device__ __forceinline__ void load8(const bf16* from, float (&to)[8]) {
+    uint4 a = *(const uint4*)from;
+    to[0] = low_float(a.x), to[1] = high_float(a.x), to[2] = low_float(a.y), to[3] = high_float(a.y);
+    to[4] = low_float(a.z), to[5] = high_float(a.z), to[6] = low_float(a.w), to[7] = high_float(a.w);
+}
+__device__ __forceinline__ void store8(float* to, const float (&x)[8]) {
+    *(float4*)to = make_float4(x[0], x[1], x[2], x[3]);
+    *(float4*)(to + 4) = make_float4(x[4], x[5], x[6], x[7]);
+}
+__device__ __forceinline__ void store8(bf16* to, const float (&x)[8]) {
+    *(uint4*)to = make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+}
+
+/// Rows of x, normalised; a warp a row, which is read twice (the second time from the caches).
+template <typename R> struct Normed {
+    const R* x;
+    const bf16* add;
+    R* residual;
+    const float* norm;
+    float eps;
+
+    __device__ __forceinline__ void sum8(u64 at, float (&v)[8]) const {
+        load8(x + at, v);
+        if (!add) return;
+        float a[8];
+        load8(add + at, a);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = to_float(From<R>::of(v[i] + a[i]));
+    }
+    __device__ __forceinline__ void load(int rows, int inputs, u32 to) const {
+        int chunks = (inputs + 127) / 128 * 16, lane = threadIdx.x % 32;
+        for (int row = threadIdx.x / 32; row < (rows + 7) / 8 * 8; row += 8) {
+            if (row >= rows) {
+                load_input_row(nullptr, to, inputs, row);
+                continue;
+            }
+            float squares = 0.0f, v[8];
+#pragma unroll 4
+            for (int chunk = lane; chunk * 8 < inputs; chunk += 32) {
+                sum8((u64)row * inputs + chunk * 8, v);
+                if (add && blockIdx.x == 0) store8(residual + (u64)row * inputs + chunk * 8, v);
+#pragma unroll
+                for (int i = 0; i < 8; i++) squares = fmaf(v[i], v[i], squares);
+            }
+            float scale = rsqrtf(warp_sum(squares) / inputs + eps);
+#pragma unroll 4
+            for (int chunk = lane; chunk < chunks; chunk += 32) {
+                uint4 out = make_uint4(0, 0, 0, 0);
+                if (chunk * 8 < inputs) {
+                    float w[8];
+                    sum8((u64)row * inputs + chunk * 8, v);
+                    load8(norm + chunk * 8, w);
+#pragma unroll
+                    for (int i = 0; i < 8; i++) v[i] *= scale * w[i];
+                    out = make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
+                }
+                store_input(to, inputs, row, chunk, out);
+            }
+        }
+    }
+};
+
+/// One matrix: all units are of one tile.
+template <typename Source> struct Matrix {
+    static constexpr bool WEIGHTS_FIRST = true;
+    Source source;
+    const bf16* matrix;
+    const u32* real_rows;
+    int inputs, outputs;
+
+    __device__ __forceinline__ bool has_rows() const { return *real_rows > 0; }
+    __device__ __forceinline__ int tile_of(int) const { return 0; }
+    __device__ __forceinline__ int tile_rows(int) const { return *real_rows; }
+    __device__ __forceinline__ void load_inputs(int, u32 to) const { source.load(*real_rows, inputs, to); }
+};
+
+template <typename Source, typename Out, bool IS_HALF> struct LinearJob : Matrix<Source> {
+    static constexpr bool HALF = IS_HALF;
+    static constexpr int ROWS = HALF ? 8 : 16;
+    const float* bias;
+    Out* out;
+
+    __device__ __forceinline__ int units() const { return (this->outputs + ROWS - 1) / ROWS; }
+    __device__ __forceinline__ WeightRows weights(int unit, int, int g) const {
+        int row = unit * ROWS + g;
+        const bf16* low = this->matrix + (u64)row * this->inputs;
+        return {row < this->outputs ? low : nullptr, !HALF && row + 8 < this->outputs ? low + (u64)8 * this->inputs : nullptr};
+    }
+    __device__ __forceinline__ void store(int unit, int, int, int row, int g, float4 sum) const {
+        int rows = *this->real_rows, column = unit * ROWS + g;
+        if (row < rows) put(row, column, sum.x, sum.z);
+        if (row + 1 < rows) put(row + 1, column, sum.y, sum.w);
+    }
+    __device__ __forceinline__ void put(int row, int column, float low, float high) const {
+        Out* to = out + (u64)row * this->outputs + column;
+        if (column < this->outputs) to[0] = From<Out>::of(low + (bias ? bias[column] : 0.0f));
+        if (!HALF && column + 8 < this->outputs) to[8] = From<Out>::of(high + (bias ? bias[column + 8] : 0.0f));
+    }
+};
+
+/// A unit is 8 columns: gate rows low, up rows high. `outputs` is the width.
+template <typename Source> struct GatedJob : Matrix<Source> {
+    static constexpr bool HALF = false;
+    bf16* out;
+
+    __device__ __forceinline__ int units() const { return (this->outputs + 7) / 8; }
+    __device__ __forceinline__ WeightRows weights(int unit, int, int g) const {
+        int column = unit * 8 + g;
+        if (column >= this->outputs) return {nullptr, nullptr};
+        const bf16* gate = this->matrix + (u64)column * this->inputs;
+        return {gate, gate + (u64)this->outputs * this->inputs};
+    }
+    __device__ __forceinline__ void store(int unit, int, int, int row, int g, float4 sum) const {
+        int rows = *this->real_rows, column = unit * 8 + g;
+        if (column >= this->outputs) return;
+        bf16* to = out + (u64)row * this->outputs + column;
+        if (row < rows) to[0] = to_bf16(silu(sum.x) * sum.z);
+        if (row + 1 < rows) to[this->outputs] = to_bf16(silu(sum.y) * sum.w);
+    }
+};
+
+extern __shared__ __align__(128) u8 linear_shared[];
+
+#define KERNEL(NAME) extern "C" __global__ void __launch_bounds__(STREAM_THREADS, 1) NAME
+#define LINEAR(NT, D, HALF, TAG, SUFFIX, OUT)                                                                                         \
+    KERNEL(linear_small_n##NT##_d##D##TAG##_##SUFFIX)                                                                                 \
+    (const bf16* x, const bf16* matrix, const float* bias, OUT* out, const u32* real_rows, int inputs, int outputs) {                 \
+        stream_products<LINEAR_WARPS, NT, D>(LinearJob<Plain, OUT, HALF>{{{x}, matrix, real_rows, inputs, outputs}, bias, out}, linear_shared); \
+    }
+#define NORM_LINEAR(NT, D, HALF, TAG, SUFFIX, R, OUT)                                                                                 \
+    KERNEL(linear_small_norm_n##NT##_d##D##TAG##_##SUFFIX)                                                                            \
+    (const R* x, const bf16* add, R* residual, const float* norm, float eps, const bf16* matrix, const float* bias, OUT* out,         \
+     const u32* real_rows, int inputs, int outputs) {                                                                                 \
+        stream_products<LINEAR_WARPS, NT, D>(                                                                                         \
+            LinearJob<Normed<R>, OUT, HALF>{{{x, add, residual, norm, eps}, matrix, real_rows, inputs, outputs}, bias, out}, linear_shared); \
+    }
+#define GATED(NT, D)                                                                                                                  \
+    KERNEL(linear_small_gated_n##NT##_d##D##_bf16)                                                                                    \
+    (const bf16* x, const bf16* matrix, bf16* out, const u32* real_rows, int inputs, int width) {                                     \
+        stream_products<LINEAR_WARPS, NT, D>(GatedJob<Plain>{{{x}, matrix, real_rows, inputs, width}, out}, linear_shared);           \
+    }
+#define NORM_GATED(NT, D, SUFFIX, R)                                                                                                  \
+    KERNEL(linear_small_gated_norm_n##NT##_d##D##_##SUFFIX)                                                                           \
+    (const R* x, const bf16* add, R* residual, const float* norm, float eps, const bf16* matrix, bf16* out, const u32* real_rows,     \
+     int inputs, int width) {                                                                                                         \
+        stream_products<LINEAR_WARPS, NT, D>(GatedJob<Normed<R>>{{{x, add, residual, norm, eps}, matrix, real_rows, inputs, width}, out}, \
+                                             linear_shared);                                                                          \
+    }
+#define ALL(NT, D)                                       \
+    LINEAR(NT, D, false, , bf16, bf16)                   \
+    LINEAR(NT, D, false, , out32, float)                 \
+    LINEAR(NT, D, true, _half, bf16, bf16)               \
+    LINEAR(NT, D, true, _half, out32, float)             \
+    NORM_LINEAR(NT, D, false, , bf16, bf16, bf16)        \
+    NORM_LINEAR(NT, D, false, , x32_bf16, float, bf16)   \
+    NORM_LINEAR(NT, D, true, _half, bf16, bf16, bf16)    \
+    NORM_LINEAR(NT, D, true, _half, x32_bf16, float, bf16) \
+    GATED(NT, D)                                         \
+    NORM_GATED(NT, D, bf16, bf16)                        \
+    NORM_GATED(NT, D, x32_bf16, float)
+ALL(1, 8)
+ALL(2, 8)
+ALL(1, 4)
+ALL(2, 4)
