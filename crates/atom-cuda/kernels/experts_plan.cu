@@ -24,17 +24,29 @@
 constexpr int PLAN_ROWS = 256;
 constexpr int PLAN_WORDS = PLAN_ROWS / 32;
 
-extern __shared__ u32 plan_shared[];
+extern __shared__ __align__(16) u32 plan_shared[];
 
-/// Sets bit `row` of an expert's words for every choice of this block's rows: no order of threads shows in it.
+/// Eight places of this thread's row: experts held here, or -1.
+__device__ __forceinline__ void read_choices(const float* route, const Choosers& who, bool real, int from, int (&experts)[8]) {
+    float numbers[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) numbers[i] = real && from + i < who.top_k ? route[from + i] : -1.0f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) experts[i] = real && from + i < who.top_k ? held_expert(who, numbers[i]) : -1;
+}
+
+/// Sets bit `row` of an expert's words for every choice of this block's rows, a thread a row: no order of threads shows.
 __device__ __forceinline__ void mark_choices(const float* routes, const Choosers& who, u32* bits) {
-    for (int i = threadIdx.x; i < who.held * PLAN_WORDS; i += blockDim.x) bits[i] = 0;
+    for (int i = threadIdx.x; i < who.held * PLAN_WORDS / 4; i += blockDim.x) ((uint4*)bits)[i] = make_uint4(0, 0, 0, 0);
+    int row = blockIdx.x * PLAN_ROWS + threadIdx.x;
+    bool real = is_real(who, row);
     __syncthreads();
-    for (int i = threadIdx.x; i < PLAN_ROWS * who.top_k; i += blockDim.x) {
-        int local = i / who.top_k, place = i % who.top_k, row = blockIdx.x * PLAN_ROWS + local;
-        if (!is_real(who, row)) continue;
-        int expert = held_expert(who, routes[(u64)row * 2 * who.top_k + place]);
-        if (expert >= 0) atomicOr(&bits[expert * PLAN_WORDS + local / 32], 1u << (local % 32));
+    for (int from = 0; from < who.top_k; from += 8) {
+        int experts[8];
+        read_choices(routes + (u64)row * 2 * who.top_k, who, real, from, experts);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (experts[i] >= 0) atomicOr(&bits[experts[i] * PLAN_WORDS + threadIdx.x / 32], 1u << (threadIdx.x % 32));
     }
     __syncthreads();
 }
@@ -98,6 +110,7 @@ extern "C" __global__ void __launch_bounds__(256)
         if (gridDim.x == 1) {
             total[i] = marked(bits + e * PLAN_WORDS);
         } else {
+#pragma unroll 8
             for (int b = 0; b < gridDim.x; b++) {
                 u32 count = histogram[(u64)b * held + e];
                 total[i] += count;
@@ -127,25 +140,38 @@ extern "C" __global__ void __launch_bounds__(256)
     }
     __syncthreads();
 
-    for (int i = threadIdx.x; i < PLAN_ROWS * top_k; i += blockDim.x) {
-        int local = i / top_k, place = i % top_k, row = blockIdx.x * PLAN_ROWS + local;
-        if (!is_real(who, row)) continue;
-        int expert = held_expert(who, routes[(u64)row * 2 * top_k + place]);
-        if (expert < 0) continue;
-        const u32* words = bits + expert * PLAN_WORDS;
-        u32 rank = __popc(words[local / 32] & ((1u << (local % 32)) - 1));
-        for (int w = 0; w < local / 32; w++) rank += __popc(words[w]);
-        slots[base[expert] + rank] = row * top_k + place;
+    int row = blockIdx.x * PLAN_ROWS + threadIdx.x, word = threadIdx.x / 32;
+    bool real = is_real(who, row);
+    for (int from = 0; from < top_k; from += 8) {
+        int experts[8];
+        read_choices(routes + (u64)row * 2 * top_k, who, real, from, experts);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            if (experts[i] < 0) continue;
+            const u32* words = bits + experts[i] * PLAN_WORDS;
+            u32 rank = __popc(words[word] & ((1u << (threadIdx.x % 32)) - 1));
+            for (int w = 0; w < word; w++) rank += __popc(words[w]);
+            slots[base[experts[i]] + rank] = row * top_k + from + i;
+        }
     }
 }
 
-__device__ __forceinline__ void load8(const float* from, float (&to)[8]) {
-    float4 a = *(const float4*)from, b = *(const float4*)(from + 4);
-    to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w, to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
+/// Eight values as they lie.
+template <typename T> struct Eight;
+template <> struct alignas(16) Eight<float> {
+    float4 low, high;
+};
+template <> struct alignas(16) Eight<bf16> {
+    uint4 pairs;
+};
+
+__device__ __forceinline__ void spread(const Eight<float>& from, float (&to)[8]) {
+    to[0] = from.low.x, to[1] = from.low.y, to[2] = from.low.z, to[3] = from.low.w;
+    to[4] = from.high.x, to[5] = from.high.y, to[6] = from.high.z, to[7] = from.high.w;
 }
 
-__device__ __forceinline__ void load8(const bf16* from, float (&to)[8]) {
-    uint4 a = *(const uint4*)from;
+__device__ __forceinline__ void spread(const Eight<bf16>& from, float (&to)[8]) {
+    const uint4& a = from.pairs;
     to[0] = low_float(a.x), to[1] = high_float(a.x), to[2] = low_float(a.y), to[3] = high_float(a.y);
     to[4] = low_float(a.z), to[5] = high_float(a.z), to[6] = low_float(a.w), to[7] = high_float(a.w);
 }
@@ -167,22 +193,26 @@ __device__ __forceinline__ void combine(const Y* y, const float* routes, Out* ou
     if (column >= hidden || !is_real(who, row)) return;
     const float* route = routes + (u64)row * 2 * who.top_k;
     float sum[8] = {};
-    // Four places at a time, so that their loads are on the way together.
-    for (int place = 0; place < who.top_k; place += 4) {
-        float value[4][8], weight[4];
-        bool held[4];
+    // Eight places at a time, so that their loads are on the way together.
+    for (int place = 0; place < who.top_k; place += 8) {
+        float weight[8];
+        bool held[8];
+        Eight<Y> value[8];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < 8; i++) {
             held[i] = place + i < who.top_k && held_expert(who, route[min(place + i, who.top_k - 1)]) >= 0;
-            if (!held[i]) continue;
-            weight[i] = route[who.top_k + place + i];
-            load8(y + ((u64)row * who.top_k + place + i) * hidden + column, value[i]);
+            weight[i] = held[i] ? route[who.top_k + place + i] : 0.0f;
         }
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (!held[i]) continue;
+        for (int i = 0; i < 8; i++)
+            if (held[i]) value[i] = *(const Eight<Y>*)(y + ((u64)row * who.top_k + place + i) * hidden + column);
 #pragma unroll
-            for (int c = 0; c < 8; c++) sum[c] = fmaf(weight[i], value[i][c], sum[c]);
+        for (int i = 0; i < 8; i++) {
+            if (!held[i]) continue;
+            float v[8];
+            spread(value[i], v);
+#pragma unroll
+            for (int c = 0; c < 8; c++) sum[c] = fmaf(weight[i], v[c], sum[c]);
         }
     }
     store8(out + (u64)row * hidden + column, sum);

@@ -1,4 +1,4 @@
-// Hopper's own instructions (sm_90a): mbarriers, the tensor memory accelerator, bulk copies, wgmma.
+// Hopper's own instructions (sm_90a): mbarriers, the tensor memory accelerator, wgmma.
 #pragma once
 
 /// A CUtensorMap as cuTensorMapEncodeTiled writes it; passed by value as a __grid_constant__ parameter.
@@ -57,15 +57,6 @@ __device__ __forceinline__ void tma_load_5d(u32 to, const TensorMap& map, u32 ba
 __device__ __forceinline__ void tma_prefetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
-
-/// `bytes` (a multiple of 16) from shared to global memory, both 16-byte aligned.
-__device__ __forceinline__ void bulk_store(void* to, u32 from, int bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-/// Until at most N groups of this thread still read shared memory.
-template <int N> __device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
-__device__ __forceinline__ void bulk_wait_all() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 /// Four 8x8 matrices of 16-bit values, transposed: lane i gives the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void store_transposed_x4(u32 to, u32 a, u32 b, u32 c, u32 d) {

@@ -104,7 +104,7 @@ template <typename Source> struct Matrix {
     __device__ __forceinline__ bool has_rows() const { return *real_rows > 0; }
     __device__ __forceinline__ int tile_of(int) const { return 0; }
     __device__ __forceinline__ int tile_rows(int) const { return *real_rows; }
-    __device__ __forceinline__ void load_inputs(int, u32 to) const { source.load(*real_rows, inputs, to); }
+    template <bool> __device__ __forceinline__ void load_inputs(int, u32 to) const { source.load(*real_rows, inputs, to); }
 };
 
 template <typename Source, typename Out, bool IS_HALF> struct LinearJob : Matrix<Source> {

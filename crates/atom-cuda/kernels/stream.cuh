@@ -44,13 +44,19 @@ __device__ __forceinline__ void store_input(u32 inputs_at, int inputs, int row, 
                  : "memory");
 }
 
-/// One row of a tile as it is, by one warp; zeros if `from` is null, and behind the inputs.
-__device__ __forceinline__ void load_input_row(const bf16* from, u32 inputs_at, int inputs, int row) {
+/// One row of a tile as it is, by one warp; zeros if `from` is null, and behind the inputs. ASYNC: by cp.async, which the
+/// caller commits and waits for.
+template <bool ASYNC = false> __device__ __forceinline__ void load_input_row(const bf16* from, u32 inputs_at, int inputs, int row) {
     int chunks = (inputs + 127) / 128 * 16;
 #pragma unroll 8
     for (int chunk = threadIdx.x % 32; chunk < chunks; chunk += 32) {
+        bool valid = from && chunk * 8 < inputs;
+        if (ASYNC && valid) {
+            cp_async16(inputs_at + row * stream_row_bytes(inputs) + chunk * 16, from + chunk * 8, true);
+            continue;
+        }
         uint4 x = make_uint4(0, 0, 0, 0);
-        if (from && chunk * 8 < inputs) x = *(const uint4*)(from + chunk * 8);
+        if (valid) x = *(const uint4*)(from + chunk * 8);
         store_input(inputs_at, inputs, row, chunk, x);
     }
 }
@@ -114,19 +120,30 @@ template <int KW, int NT, int DEPTH, typename Job> __device__ __forceinline__ vo
     int begin = (u64)total * blockIdx.x / gridDim.x, end = (u64)total * (blockIdx.x + 1) / gridDim.x;
     Stream<KW, DEPTH, Job> stream(job, shared_address(shared), begin, end);
     const int steps = stream.steps(), along = stream.along();
+    int slot = 0, tile = -1, tile_count = 0, parity = 0;
+    if (!Job::WEIGHTS_FIRST && begin < end) {
+        // In front of the weights, whose first loads would keep memory busy for microseconds.
+        tile = job.tile_of(begin);
+        tile_count = job.tile_rows(tile);
+        job.template load_inputs<true>(tile, inputs);
+        cp_async_commit();
+    }
 #pragma unroll 1
     for (int i = 0; i < DEPTH - 1; i++) stream.fetch();
     if (Job::WEIGHTS_FIRST) wait_for_kernels_before();
     let_next_kernel_start();
     if (!job.has_rows()) end = begin;
-    int slot = 0, tile = -1, tile_count = 0, parity = 0;
+    if (!Job::WEIGHTS_FIRST) {
+        cp_async_wait<DEPTH - 1>();
+        __syncthreads();
+    }
 #pragma unroll 1
     for (int unit = begin; unit < end; unit++, parity ^= 1) {
         if (job.tile_of(unit) != tile) {
             tile = job.tile_of(unit);
             tile_count = job.tile_rows(tile);
             __syncthreads();
-            job.load_inputs(tile, inputs);
+            job.template load_inputs<false>(tile, inputs);
             __syncthreads();
         }
         float4 acc[NT] = {};
