@@ -39,7 +39,7 @@ template <> struct From<bf16> {
 };
 
 /// Places in a step's header.
-enum Header { ROWS = 0, OUT_ROWS = 1, SPANS = 2, TILES = 3, ITEMS = 4, SLOT_LOADS = 5 };
+enum Header { ROWS = 0, OUT_ROWS = 1, SPANS = 2, TILES = 3, ITEMS = 4, SLOT_LOADS = 5, TABLE_ENTRIES = 6 };
 
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
