@@ -47,6 +47,23 @@ macro_rules! sources {
 
 sources! {
     "step" &[&[]];
+    "weights" &[&[]];
+    "rows" &[&[]];
+    "norm" &[&[]];
+    "rope" &[&[]];
+    "route" &[&[]];
+    "attend_simple" &[&[]];
+    "attend_split" &[&[]];
+    "attend_tiles" &[&[]];
+    "experts_simple" &[&[]];
+    "experts_plan" &[&[]];
+    "experts_few" &[&[]];
+    "experts_small" &[&[]];
+    "experts_gemm" &[&[]];
+    "linear_small" &[&[]];
+    "sample" &[&[]];
+    "sample_finish" &[&[]];
+    "sample_load" &[&[]];
     "norm" &[&[]];
     "rows" &[&[]];
     "rope" &[&[]];
