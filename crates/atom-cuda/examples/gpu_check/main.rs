@@ -5,6 +5,10 @@
 
 mod blas;
 mod kit;
+mod norm;
+mod rope;
+mod route;
+mod rows;
 mod step;
 
 use kit::Kit;
@@ -13,7 +17,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 type Checks = fn(&mut Kit) -> Result<(), atom_cuda::CudaError>;
 
-const FAMILIES: &[(&str, Checks)] = &[("step", step::checks), ("blas", blas::checks)];
+const FAMILIES: &[(&str, Checks)] = &[("step", step::checks), ("blas", blas::checks),
+    ("rows", rows::checks),
+    ("norm", norm::checks),
+    ("rope", rope::checks),
+    ("route", route::checks)];
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
