@@ -20,6 +20,7 @@ pub mod launch;
 mod library;
 mod memory;
 mod module;
+mod work;
 
 pub use api::{CublasLt, Driver, Nvrtc};
 pub use compile::{Compiler, Program};
@@ -32,3 +33,4 @@ pub use kernels::{Kernels, Queue, SOURCES, Source};
 pub use library::Search;
 pub use memory::{Address, DeviceMem, Pinned};
 pub use module::{Arg, Kernel, Launch, Module, TensorMap, Tiling};
+pub use work::{Piece, Tile, WorkCounts, WorkCutter, WorkRoom, WorkSpec};
