@@ -68,13 +68,14 @@ table! {
     /// The driver.
     Driver, Kind::Driver, DriverCalls;
     fn cuInit(flags: c_uint) -> cu::CUresult;
-    fn cuDriverGetVersion(version: *mut c_int) -> cu::CUresult;
     fn cuGetErrorName(error: cu::CUresult, text: *mut *const c_char) -> cu::CUresult;
     fn cuGetErrorString(error: cu::CUresult, text: *mut *const c_char) -> cu::CUresult;
     fn cuDeviceGetCount(count: *mut c_int) -> cu::CUresult;
     fn cuDeviceGet(device: *mut cu::CUdevice, ordinal: c_int) -> cu::CUresult;
     fn cuDeviceGetName(name: *mut c_char, len: c_int, device: cu::CUdevice) -> cu::CUresult;
-    fn cuDeviceGetAttribute(value: *mut c_int, attribute: cu::CUdevice_attribute, device: cu::CUdevice) -> cu::CUresult;
+    fn cuDeviceGetAttribute(
+        value: *mut c_int, attribute: cu::CUdevice_attribute, device: cu::CUdevice,
+    ) -> cu::CUresult;
     fn cuDevicePrimaryCtxRetain(context: *mut cu::CUcontext, device: cu::CUdevice) -> cu::CUresult;
     fn cuDevicePrimaryCtxRelease_v2(device: cu::CUdevice) -> cu::CUresult;
     fn cuCtxSetCurrent(context: cu::CUcontext) -> cu::CUresult;
@@ -83,11 +84,13 @@ table! {
     fn cuMemFree_v2(address: cu::CUdeviceptr) -> cu::CUresult;
     fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint) -> cu::CUresult;
     fn cuMemFreeHost(address: *mut c_void) -> cu::CUresult;
-    fn cuMemcpyHtoDAsync_v2(to: cu::CUdeviceptr, from: *const c_void, bytes: usize, stream: cu::CUstream) -> cu::CUresult;
-    fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: cu::CUdeviceptr, bytes: usize, stream: cu::CUstream) -> cu::CUresult;
-    fn cuMemcpyDtoDAsync_v2(to: cu::CUdeviceptr, from: cu::CUdeviceptr, bytes: usize, stream: cu::CUstream) -> cu::CUresult;
+    fn cuMemcpyHtoDAsync_v2(
+        to: cu::CUdeviceptr, from: *const c_void, bytes: usize, stream: cu::CUstream,
+    ) -> cu::CUresult;
+    fn cuMemcpyDtoHAsync_v2(
+        to: *mut c_void, from: cu::CUdeviceptr, bytes: usize, stream: cu::CUstream,
+    ) -> cu::CUresult;
     fn cuMemsetD8Async(to: cu::CUdeviceptr, value: u8, count: usize, stream: cu::CUstream) -> cu::CUresult;
-    fn cuMemsetD32Async(to: cu::CUdeviceptr, value: c_uint, count: usize, stream: cu::CUstream) -> cu::CUresult;
     fn cuStreamCreate(stream: *mut cu::CUstream, flags: c_uint) -> cu::CUresult;
     fn cuStreamDestroy_v2(stream: cu::CUstream) -> cu::CUresult;
     fn cuStreamSynchronize(stream: cu::CUstream) -> cu::CUresult;
@@ -98,22 +101,39 @@ table! {
     fn cuEventDestroy_v2(event: cu::CUevent) -> cu::CUresult;
     fn cuEventRecord(event: cu::CUevent, stream: cu::CUstream) -> cu::CUresult;
     fn cuEventSynchronize(event: cu::CUevent) -> cu::CUresult;
-    fn cuEventQuery(event: cu::CUevent) -> cu::CUresult;
     fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: cu::CUevent, end: cu::CUevent) -> cu::CUresult;
     fn cuModuleLoadData(module: *mut cu::CUmodule, image: *const c_void) -> cu::CUresult;
     fn cuModuleUnload(module: cu::CUmodule) -> cu::CUresult;
-    fn cuModuleGetFunction(function: *mut cu::CUfunction, module: cu::CUmodule, name: *const c_char) -> cu::CUresult;
-    fn cuFuncSetAttribute(function: cu::CUfunction, attribute: cu::CUfunction_attribute, value: c_int) -> cu::CUresult;
-    fn cuFuncGetAttribute(value: *mut c_int, attribute: cu::CUfunction_attribute, function: cu::CUfunction) -> cu::CUresult;
-    fn cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks: *mut c_int, function: cu::CUfunction, threads: c_int, shared: usize) -> cu::CUresult;
-    fn cuLaunchKernelEx(config: *const cu::CUlaunchConfig, function: cu::CUfunction, arguments: *mut *mut c_void, extra: *mut *mut c_void) -> cu::CUresult;
-    fn cuGraphInstantiateWithFlags(exec: *mut cu::CUgraphExec, graph: cu::CUgraph, flags: u64) -> cu::CUresult;
+    fn cuModuleGetFunction(
+        function: *mut cu::CUfunction, module: cu::CUmodule, name: *const c_char,
+    ) -> cu::CUresult;
+    fn cuFuncSetAttribute(
+        function: cu::CUfunction, attribute: cu::CUfunction_attribute, value: c_int,
+    ) -> cu::CUresult;
+    fn cuFuncGetAttribute(
+        value: *mut c_int, attribute: cu::CUfunction_attribute, function: cu::CUfunction,
+    ) -> cu::CUresult;
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        blocks: *mut c_int, function: cu::CUfunction, threads: c_int, shared: usize,
+    ) -> cu::CUresult;
+    fn cuLaunchKernelEx(
+        config: *const cu::CUlaunchConfig, function: cu::CUfunction, arguments: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    ) -> cu::CUresult;
+    fn cuGraphInstantiateWithFlags(
+        exec: *mut cu::CUgraphExec, graph: cu::CUgraph, flags: u64,
+    ) -> cu::CUresult;
     fn cuGraphExecDestroy(exec: cu::CUgraphExec) -> cu::CUresult;
     fn cuGraphDestroy(graph: cu::CUgraph) -> cu::CUresult;
     fn cuGraphLaunch(exec: cu::CUgraphExec, stream: cu::CUstream) -> cu::CUresult;
     fn cuGraphUpload(exec: cu::CUgraphExec, stream: cu::CUstream) -> cu::CUresult;
     fn cuGraphGetNodes(graph: cu::CUgraph, nodes: *mut cu::CUgraphNode, count: *mut usize) -> cu::CUresult;
-    fn cuTensorMapEncodeTiled(map: *mut cu::CUtensorMap, element: cu::CUtensorMapDataType, rank: u32, address: *mut c_void, sizes: *const u64, strides: *const u64, tile: *const u32, steps: *const u32, interleave: cu::CUtensorMapInterleave, swizzle: cu::CUtensorMapSwizzle, promotion: cu::CUtensorMapL2promotion, fill: cu::CUtensorMapFloatOOBfill) -> cu::CUresult;
+    fn cuTensorMapEncodeTiled(
+        map: *mut cu::CUtensorMap, element: cu::CUtensorMapDataType, rank: u32, address: *mut c_void,
+        sizes: *const u64, strides: *const u64, tile: *const u32, steps: *const u32,
+        interleave: cu::CUtensorMapInterleave, swizzle: cu::CUtensorMapSwizzle,
+        promotion: cu::CUtensorMapL2promotion, fill: cu::CUtensorMapFloatOOBfill,
+    ) -> cu::CUresult;
 }
 
 table! {
@@ -121,9 +141,14 @@ table! {
     Nvrtc, Kind::Nvrtc, NvrtcCalls;
     fn nvrtcVersion(major: *mut c_int, minor: *mut c_int) -> rtc::nvrtcResult;
     fn nvrtcGetErrorString(result: rtc::nvrtcResult) -> *const c_char;
-    fn nvrtcCreateProgram(program: *mut rtc::nvrtcProgram, source: *const c_char, name: *const c_char, headers: c_int, texts: *const *const c_char, names: *const *const c_char) -> rtc::nvrtcResult;
+    fn nvrtcCreateProgram(
+        program: *mut rtc::nvrtcProgram, source: *const c_char, name: *const c_char, headers: c_int,
+        texts: *const *const c_char, names: *const *const c_char,
+    ) -> rtc::nvrtcResult;
     fn nvrtcDestroyProgram(program: *mut rtc::nvrtcProgram) -> rtc::nvrtcResult;
-    fn nvrtcCompileProgram(program: rtc::nvrtcProgram, count: c_int, options: *const *const c_char) -> rtc::nvrtcResult;
+    fn nvrtcCompileProgram(
+        program: rtc::nvrtcProgram, count: c_int, options: *const *const c_char,
+    ) -> rtc::nvrtcResult;
     fn nvrtcGetCUBINSize(program: rtc::nvrtcProgram, size: *mut usize) -> rtc::nvrtcResult;
     fn nvrtcGetCUBIN(program: rtc::nvrtcProgram, cubin: *mut c_char) -> rtc::nvrtcResult;
     fn nvrtcGetProgramLogSize(program: rtc::nvrtcProgram, size: *mut usize) -> rtc::nvrtcResult;
@@ -133,20 +158,42 @@ table! {
 table! {
     /// Matrix products.
     CublasLt, Kind::CublasLt, CublasLtCalls;
-    fn cublasLtGetVersion() -> usize;
     fn cublasLtGetStatusString(status: lt::cublasStatus_t) -> *const c_char;
     fn cublasLtCreate(handle: *mut lt::cublasLtHandle_t) -> lt::cublasStatus_t;
     fn cublasLtDestroy(handle: lt::cublasLtHandle_t) -> lt::cublasStatus_t;
-    fn cublasLtMatmulDescCreate(desc: *mut lt::cublasLtMatmulDesc_t, compute: lt::cublasComputeType_t, scale: lt::cudaDataType_t) -> lt::cublasStatus_t;
+    fn cublasLtMatmulDescCreate(
+        desc: *mut lt::cublasLtMatmulDesc_t, compute: lt::cublasComputeType_t, scale: lt::cudaDataType_t,
+    ) -> lt::cublasStatus_t;
     fn cublasLtMatmulDescDestroy(desc: lt::cublasLtMatmulDesc_t) -> lt::cublasStatus_t;
-    fn cublasLtMatmulDescSetAttribute(desc: lt::cublasLtMatmulDesc_t, attribute: lt::cublasLtMatmulDescAttributes_t, value: *const c_void, bytes: usize) -> lt::cublasStatus_t;
-    fn cublasLtMatrixLayoutCreate(layout: *mut lt::cublasLtMatrixLayout_t, element: lt::cudaDataType, rows: u64, cols: u64, stride: i64) -> lt::cublasStatus_t;
+    fn cublasLtMatmulDescSetAttribute(
+        desc: lt::cublasLtMatmulDesc_t, attribute: lt::cublasLtMatmulDescAttributes_t,
+        value: *const c_void, bytes: usize,
+    ) -> lt::cublasStatus_t;
+    fn cublasLtMatrixLayoutCreate(
+        layout: *mut lt::cublasLtMatrixLayout_t, element: lt::cudaDataType, rows: u64, cols: u64,
+        stride: i64,
+    ) -> lt::cublasStatus_t;
     fn cublasLtMatrixLayoutDestroy(layout: lt::cublasLtMatrixLayout_t) -> lt::cublasStatus_t;
     fn cublasLtMatmulPreferenceCreate(preference: *mut lt::cublasLtMatmulPreference_t) -> lt::cublasStatus_t;
     fn cublasLtMatmulPreferenceDestroy(preference: lt::cublasLtMatmulPreference_t) -> lt::cublasStatus_t;
-    fn cublasLtMatmulPreferenceSetAttribute(preference: lt::cublasLtMatmulPreference_t, attribute: lt::cublasLtMatmulPreferenceAttributes_t, value: *const c_void, bytes: usize) -> lt::cublasStatus_t;
-    fn cublasLtMatmulAlgoGetHeuristic(handle: lt::cublasLtHandle_t, desc: lt::cublasLtMatmulDesc_t, a: lt::cublasLtMatrixLayout_t, b: lt::cublasLtMatrixLayout_t, c: lt::cublasLtMatrixLayout_t, d: lt::cublasLtMatrixLayout_t, preference: lt::cublasLtMatmulPreference_t, asked: c_int, found: *mut lt::cublasLtMatmulHeuristicResult_t, count: *mut c_int) -> lt::cublasStatus_t;
-    fn cublasLtMatmul(handle: lt::cublasLtHandle_t, desc: lt::cublasLtMatmulDesc_t, alpha: *const c_void, a: *const c_void, a_layout: lt::cublasLtMatrixLayout_t, b: *const c_void, b_layout: lt::cublasLtMatrixLayout_t, beta: *const c_void, c: *const c_void, c_layout: lt::cublasLtMatrixLayout_t, d: *mut c_void, d_layout: lt::cublasLtMatrixLayout_t, algorithm: *const lt::cublasLtMatmulAlgo_t, workspace: *mut c_void, workspace_bytes: usize, stream: lt::cudaStream_t) -> lt::cublasStatus_t;
+    fn cublasLtMatmulPreferenceSetAttribute(
+        preference: lt::cublasLtMatmulPreference_t, attribute: lt::cublasLtMatmulPreferenceAttributes_t,
+        value: *const c_void, bytes: usize,
+    ) -> lt::cublasStatus_t;
+    fn cublasLtMatmulAlgoGetHeuristic(
+        handle: lt::cublasLtHandle_t, desc: lt::cublasLtMatmulDesc_t, a: lt::cublasLtMatrixLayout_t,
+        b: lt::cublasLtMatrixLayout_t, c: lt::cublasLtMatrixLayout_t, d: lt::cublasLtMatrixLayout_t,
+        preference: lt::cublasLtMatmulPreference_t, asked: c_int,
+        found: *mut lt::cublasLtMatmulHeuristicResult_t, count: *mut c_int,
+    ) -> lt::cublasStatus_t;
+    fn cublasLtMatmul(
+        handle: lt::cublasLtHandle_t, desc: lt::cublasLtMatmulDesc_t, alpha: *const c_void,
+        a: *const c_void, a_layout: lt::cublasLtMatrixLayout_t, b: *const c_void,
+        b_layout: lt::cublasLtMatrixLayout_t, beta: *const c_void, c: *const c_void,
+        c_layout: lt::cublasLtMatrixLayout_t, d: *mut c_void, d_layout: lt::cublasLtMatrixLayout_t,
+        algorithm: *const lt::cublasLtMatmulAlgo_t, workspace: *mut c_void, workspace_bytes: usize,
+        stream: lt::cudaStream_t,
+    ) -> lt::cublasStatus_t;
 }
 
 impl Driver {

@@ -2,7 +2,7 @@
 
 use crate::api::Nvrtc;
 use crate::error::CudaError;
-use crate::kernels::{PRELUDE, Source};
+use crate::kernels::{HEADERS, PRELUDE, Source};
 use sha2::{Digest, Sha256};
 use std::ffi::{CString, c_char, c_int};
 use std::io::Write as _;
@@ -134,6 +134,7 @@ impl<'a> Compiler<'a> {
         let mut hash = Sha256::new();
         hash.update(format!("{} {}\n", self.version.0, self.version.1));
         options.iter().for_each(|option| hash.update(format!("{option}\n")));
+        HEADERS.iter().for_each(|(name, text)| hash.update(format!("{name}\n{text}\n")));
         hash.update(source);
         hex(&hash.finalize()[..16])
     }
@@ -143,13 +144,22 @@ impl<'a> Compiler<'a> {
         let (text, name) = (c_string(source), c_string(&format!("{}.cu", program.source)));
         let options: Vec<CString> = options.iter().map(|option| c_string(option)).collect();
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        let texts: Vec<CString> = HEADERS.iter().map(|(_, text)| c_string(text)).collect();
+        let names: Vec<CString> = HEADERS.iter().map(|(name, _)| c_string(name)).collect();
+        let pointers = |strings: &[CString]| strings.iter().map(|s| s.as_ptr()).collect::<Vec<_>>();
+        let (texts, names) = (pointers(&texts), pointers(&names));
         let mut job = Job { nvrtc: self.nvrtc, program: std::ptr::null_mut() };
         let nvrtc = self.nvrtc;
         // SAFETY: all strings end in 0 and live until the end of this function; the library copies them.
         unsafe {
-            let none = std::ptr::null();
-            let result =
-                nvrtc.nvrtcCreateProgram(&raw mut job.program, text.as_ptr(), name.as_ptr(), 0, none, none);
+            let result = nvrtc.nvrtcCreateProgram(
+                &raw mut job.program,
+                text.as_ptr(),
+                name.as_ptr(),
+                HEADERS.len() as c_int,
+                texts.as_ptr(),
+                names.as_ptr(),
+            );
             nvrtc.check("nvrtcCreateProgram", result)?;
             let result = nvrtc.nvrtcCompileProgram(job.program, options.len() as c_int, options.as_ptr());
             if let Err(error) = nvrtc.check("nvrtcCompileProgram", result) {

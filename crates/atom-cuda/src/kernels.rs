@@ -22,6 +22,16 @@ pub struct Source {
 /// Pasted in front of every source.
 pub(crate) const PRELUDE: &str = include_str!("../kernels/prelude.cuh");
 
+macro_rules! headers {
+    ($( $name:literal )*) => {
+        /// What sources may include, by name.
+        pub(crate) const HEADERS: &[(&str, &str)] =
+            &[$( ($name, include_str!(concat!("../kernels/", $name))), )*];
+    };
+}
+
+headers! { "rows.cuh" }
+
 macro_rules! sources {
     ($( $name:literal $variants:expr; )*) => {
         /// All of them.
@@ -37,6 +47,10 @@ macro_rules! sources {
 
 sources! {
     "step" &[&[]];
+    "norm" &[&[]];
+    "rows" &[&[]];
+    "rope" &[&[]];
+    "route" &[&[]];
 }
 
 impl Source {

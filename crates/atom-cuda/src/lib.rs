@@ -10,6 +10,7 @@
 //! This crate must never know a request, a scheduler or a model family. No other crate may know CUDA.
 
 mod api;
+mod blas;
 mod compile;
 mod device;
 mod element;
@@ -23,6 +24,7 @@ mod module;
 mod work;
 
 pub use api::{CublasLt, Driver, Nvrtc};
+pub use blas::{Blas, Product};
 pub use compile::{Compiler, Program};
 pub use cudarc::driver::sys::{CUtensorMapDataType as MapElement, CUtensorMapSwizzle as MapSwizzle};
 pub use device::{Device, Event, Properties, Stream};

@@ -1,6 +1,8 @@
 //! What checks share: random inputs, poisoned outputs, comparison with a reference of higher precision.
 
-use atom_cuda::{Compiler, CudaError, Device, DeviceMem, Driver, Element, Kernels, Nvrtc, Queue, Search};
+use atom_cuda::{
+    Compiler, CublasLt, CudaError, Device, DeviceMem, Driver, Element, Kernels, Nvrtc, Queue, Search,
+};
 use atom_cuda::{SOURCES, Source, Stream};
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,6 +12,7 @@ pub(crate) struct Kit {
     pub(crate) device: Device,
     pub(crate) stream: Stream,
     pub(crate) kernels: Kernels,
+    pub(crate) cublaslt: Arc<CublasLt>,
     seed: u64,
     passed: usize,
     failed: usize,
@@ -34,7 +37,8 @@ impl Kit {
             programs.len(),
             start.elapsed().as_secs_f64()
         );
-        Ok(Self { stream: device.stream()?, device, kernels, seed, passed: 0, failed: 0 })
+        let cublaslt = Arc::new(CublasLt::load(search)?);
+        Ok(Self { stream: device.stream()?, device, kernels, cublaslt, seed, passed: 0, failed: 0 })
     }
 
     /// Where launchers put their work.

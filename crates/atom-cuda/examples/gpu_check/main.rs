@@ -3,6 +3,7 @@
 //! `gpu_check [FAMILY ..]` runs all families or those named; `ATOM_CHECK_SEED` repeats a run. Ends in
 //! `N passed, N failed`.
 
+mod blas;
 mod kit;
 mod step;
 
@@ -12,7 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 type Checks = fn(&mut Kit) -> Result<(), atom_cuda::CudaError>;
 
-const FAMILIES: &[(&str, Checks)] = &[("step", step::checks)];
+const FAMILIES: &[(&str, Checks)] = &[("step", step::checks), ("blas", blas::checks)];
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
