@@ -15,7 +15,7 @@
 use atom_base::Span;
 
 /// What lists are made for; fixed when attention is reserved.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkSpec {
     /// Query heads of a kv head.
     pub group: u32,
@@ -155,7 +155,8 @@ impl WorkCutter {
             }
             for offset in (0..span.rows).step_by(self.spec.item_rows() as usize) {
                 let start = span.start + offset;
-                let first = if self.spec.window == 0 { 0 } else { (start + 1).saturating_sub(self.spec.window) };
+                let first =
+                    if self.spec.window == 0 { 0 } else { (start + 1).saturating_sub(self.spec.window) };
                 self.items.push(Item {
                     slot: span.slot.0,
                     first_row: span.first_row + offset,

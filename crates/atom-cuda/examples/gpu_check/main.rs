@@ -3,6 +3,7 @@
 //! `gpu_check [FAMILY ..]` runs all families or those named; `ATOM_CHECK_SEED` repeats a run. Ends in
 //! `N passed, N failed`.
 
+mod attend;
 mod blas;
 mod kit;
 mod step;
@@ -13,7 +14,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 type Checks = fn(&mut Kit) -> Result<(), atom_cuda::CudaError>;
 
-const FAMILIES: &[(&str, Checks)] = &[("step", step::checks), ("blas", blas::checks)];
+const FAMILIES: &[(&str, Checks)] =
+    &[("step", step::checks), ("blas", blas::checks), ("attend", attend::checks)];
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();

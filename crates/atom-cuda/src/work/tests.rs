@@ -143,9 +143,14 @@ fn unevenness(spec: WorkSpec, made: &Lists) -> f64 {
 
 #[test]
 fn blocks_are_equally_busy() {
-    for (batch, context, bound) in
-        [(32, 8192, 1.10), (33, 8192, 1.10), (40, 8192, 1.10), (48, 4096, 1.10), (65, 2048, 1.15), (100, 4096, 1.05)]
-    {
+    for (batch, context, bound) in [
+        (32, 8192, 1.10),
+        (33, 8192, 1.10),
+        (40, 8192, 1.10),
+        (48, 4096, 1.10),
+        (65, 2048, 1.15),
+        (100, 4096, 1.05),
+    ] {
         let made = check(WorkSpec { slots: 2048, ..SPEC }, &spans(&vec![(context - 1, 1); batch]));
         let uneven = unevenness(SPEC, &made);
         assert!(uneven <= bound, "{batch} rows at {context}: {uneven}");
@@ -182,7 +187,11 @@ fn lists_depend_on_the_step_only() {
     cut(&other);
     assert!(first == cut(&one));
     cut(&spans(&[(5, 1); 256]));
-    assert_eq!(reserved, (cutter.wide.as_ptr(), cutter.items.as_ptr(), cutter.loads.as_ptr()), "no allocation");
+    assert_eq!(
+        reserved,
+        (cutter.wide.as_ptr(), cutter.items.as_ptr(), cutter.loads.as_ptr()),
+        "no allocation"
+    );
 }
 
 #[test]
