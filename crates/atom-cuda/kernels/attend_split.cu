@@ -2,11 +2,11 @@
 //
 // attend_split_bf16, compiled with WIDTH = 64, 128 or 256: the smallest that is >= head_dim; head_dim a multiple of 8.
 // With SMALL_SHARED it fits the 99 KiB of shared memory that a block has on some GPUs.
-//   grid   any number of blocks, best as many as are resident (one a multiprocessor; two with SMALL_SHARED if they fit);
-//          fixed when recorded
-//   block  WARPS * 32            WARPS  8 (4 for a WIDTH of 256); SMALL_SHARED: 4 (2)
-//   dynamic shared memory  WIDTH * (WARPS * STAGES * 64 + 64) + 1152 bytes
-//                                STAGES 6, 3, 3 for a WIDTH of 64, 128, 256; SMALL_SHARED: 4, 2, 2
+//   grid   any number of blocks, best as many as are resident: two a multiprocessor, or one for a WIDTH of 256 (with
+//          SMALL_SHARED two if both fit); fixed when recorded
+//   block  WARPS * 32            WARPS  4; 2 for a WIDTH of 256 with SMALL_SHARED
+//   dynamic shared memory  WIDTH * (WARPS * STAGES * 64 + 64) + 640 bytes, and 16384 for a WIDTH of 256
+//                                STAGES 6, 3, 3 for a WIDTH of 64, 128, 256; with SMALL_SHARED 4, 2, 2
 //   header[ITEMS]  pieces in the list; none: every block returns at once
 //   pieces  see Piece; best longest first
 //   qkv, keys, values, out, sinks, tables, window, scale  as in attend_simple.cu; 16-byte aligned
@@ -14,7 +14,7 @@
 //          units = kv_heads * ceil(group / 16); arrivals are 0 before the first launch, and again after each
 //   counters  u32[2], 0 likewise
 //
-// A *split* is a range of absolute positions: 256 of them up to 4096, 1024 up to 32768, 4096 beyond. Its sums are
+// A *split* is a range of absolute positions: 256 of them up to 16384, 1024 up to 65536, 4096 beyond. Its sums are
 // made in an order that depends on positions only: sixteen at a time go round the block's warps, and the warps' sums
 // are added first to last. Splits are then added first to last. A piece is a run of splits of one item, an item
 // one or a few rows of a span. If a row's splits are many and the step's rows few, they lie in several pieces, of
@@ -35,11 +35,9 @@ namespace {
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr u32 NONE = 0xffffffffu;
 #ifdef SMALL_SHARED
-constexpr int WARPS = WIDTH > 128 ? 2 : 4;
-constexpr int STAGES = WIDTH > 64 ? 2 : 4;
+constexpr int WARPS = WIDTH > 128 ? 2 : 4, STAGES = WIDTH > 64 ? 2 : 4;
 #else
-constexpr int WARPS = WIDTH > 128 ? 4 : 8;
-constexpr int STAGES = WIDTH > 64 ? 3 : 6;
+constexpr int WARPS = 4, STAGES = WIDTH > 64 ? 3 : 6;
 #endif
 constexpr int N = WIDTH;
 /// Positions of a step of the block: sixteen a warp.
@@ -47,7 +45,7 @@ constexpr u32 STEP = WARPS * 16;
 
 /// Whether a split ends at this position, a multiple of STEP.
 __device__ __forceinline__ bool ends_split(u32 position) {
-    const u32 width = position <= 4096 ? 256 : position <= 32768 ? 1024 : 4096;
+    const u32 width = position <= 16384 ? 256 : position <= 65536 ? 1024 : 4096;
     return position % width == 0;
 }
 
@@ -81,9 +79,12 @@ struct Params {
 /// Sixteen keys, and as many values; also holds the f32 sums of a warp when a split ends.
 constexpr int STAGE = 16 * N * 2 * 2;
 /// Bytes of shared memory: rings, queries of two units, maxima and sums of weights of each warp, numbers of units.
-constexpr int Q_BYTES = 16 * N * 2, Q = WARPS * STAGES * STAGE, STATS = Q + 2 * Q_BYTES, NEXT = STATS + WARPS * 16 * 8;
-/// Threads that keep the sums of one of the sixteen rows, and elements that each keeps.
+constexpr int Q_BYTES = 16 * N * 2, Q = WARPS * STAGES * STAGE, STATS = Q + 2 * Q_BYTES, NEXT = STATS + WARPS * 16 * 8,
+              PARKED = NEXT + 128;
+/// Threads that keep the sums of one of the sixteen rows, and elements that each keeps: in registers, but for wide heads
+/// in shared memory while a split is summed up.
 constexpr int ROW_THREADS = WARPS * 2, KEPT = N / ROW_THREADS;
+constexpr bool PARKS = N > 128;
 
 // ---- instructions
 
@@ -161,7 +162,7 @@ __device__ __forceinline__ void add_step(const Params& p, Sums& sums, u32 q, u32
     float s[8] = {}, t[8] = {};
 #pragma unroll
     for (int d = 0; d < N / 16; ++d) {
-        float* sum = d % 2 ? t : s;
+        float* sum = N <= 128 && d % 2 ? t : s;
         u32 a[4], b[4];
         load_matrices(a, q + chunk_at((matrix & 1) * 8 + in, d * 2 + matrix / 2));
         load_matrices(b, stage + chunk_at(matrix / 2 * 8 + in, d * 2 + (matrix & 1)));
@@ -237,6 +238,18 @@ using Kept = Part<KEPT>;
 __device__ __forceinline__ u32 kept_row() { return threadIdx.x / ROW_THREADS; }
 /// Column of element i, a multiple of four.
 __device__ __forceinline__ u32 kept_column(u32 i) { return threadIdx.x % ROW_THREADS * 4 + i * ROW_THREADS; }
+
+/// Puts them away, and takes them again.
+__device__ __forceinline__ void park(const Kept& kept, char* shared) {
+    float4* mine = (float4*)(shared + PARKED) + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < KEPT; i += 4) mine[i / 4 * WARPS * 32] = *(const float4*)(kept.out + i);
+}
+__device__ __forceinline__ void unpark(Kept& kept, const char* shared) {
+    const float4* mine = (const float4*)(shared + PARKED) + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < KEPT; i += 4) *(float4*)(kept.out + i) = mine[i / 4 * WARPS * 32];
+}
 
 /// Adds the warps' sums of a split; all threads call it. `stage` is one that all warps have read.
 __device__ __forceinline__ void add_warps(Kept& total, Sums& sums, char* shared, u32 stage) {
@@ -360,15 +373,13 @@ struct Fetch {
     /// nothing is to be read.
     u32 rows, rows_next;
 
-    __device__ __forceinline__ void open(const Params& p, u32 unit, u32 units) {
-        at = unit, step = 0;
-        piece = p.pieces[at / units];
+    __device__ __forceinline__ void open(const Params& p, const Piece& next, u32 unit, u32 units) {
+        at = unit, step = 0, piece = next;
         head = Unit(p, piece, at % units).head;
         end = min(piece.start + piece.rows, piece.to);
         from = p.window && piece.start >= p.window ? piece.start - p.window + 1 : 0;
         first = piece.from + threadIdx.x / 32 * 16;
         steps = (end - piece.from + STEP - 1) / STEP;
-        rows = find(p, 0);
     }
     __device__ __forceinline__ u32 find(const Params& p, u32 step) const {
         const u32 key = first + (step + threadIdx.x % 32) * STEP;
@@ -407,6 +418,10 @@ struct Stream {
     u32 brought, read;
     /// The unit that is worked on, the one after it (`total` or more if there is none), and whose queries lie where.
     u32 at, upcoming, parity;
+    /// The piece after this one and where its first steps lie: looked up long before they are brought, for a warp stands
+    /// still while it waits for an address.
+    Piece next_piece;
+    u32 next_rows, is_found;
 
     __device__ __forceinline__ u32 queries(u32 parity) const { return shared_address(shared) + Q + parity * Q_BYTES; }
     __device__ __forceinline__ u32 stage(u32 count) const {
@@ -416,7 +431,10 @@ struct Stream {
     /// The first unit. All that the steps before did not write is read before they are waited for.
     __device__ __forceinline__ void start() {
         at = blockIdx.x, upcoming = total, brought = read = parity = 0;
-        if (at < total) fetch.open(p, at, units);
+        if (at < total) {
+            fetch.open(p, p.pieces[at / units], at, units);
+            fetch.rows = fetch.find(p, 0);
+        }
         wait_for_kernels_before();
         let_next_kernel_start();
         if (at >= total) return;
@@ -431,7 +449,9 @@ struct Stream {
     __device__ __forceinline__ void bring_until(u32 ahead) {
         while (brought - read < ahead) {
             if (fetch.step == fetch.steps && fetch.at == at && upcoming < total) {
-                fetch.open(p, upcoming, units);
+                if (!is_found) find_next();
+                fetch.open(p, next_piece, upcoming, units);
+                fetch.rows = next_rows;
                 fetch.bring_queries(p, queries(parity ^ 1), units);
             }
             if (fetch.step == fetch.steps) return;
@@ -439,6 +459,12 @@ struct Stream {
             copy_commit();
             ++brought;
         }
+    }
+    __device__ __forceinline__ void find_next() {
+        Fetch next;
+        next.open(p, next_piece, upcoming, units);
+        next_rows = next.find(p, 0);
+        is_found = 1;
     }
     /// Waits for the step that is read next.
     __device__ __forceinline__ void wait() const {
@@ -455,13 +481,16 @@ struct Stream {
         u32* next = (u32*)(shared + NEXT);
         wait();
         __syncthreads();  // all of the queries are there, and the next unit's number
-        upcoming = next[parity ^ 1];
-        if (threadIdx.x == 0) next[parity] = take();
+        upcoming = next[parity ^ 1], is_found = 0;
+        if (upcoming < total) next_piece = p.pieces[upcoming / units];
+        u32 taken = 0;
+        if (threadIdx.x == 0) taken = take();
         const u32 lane = threadIdx.x % 32;
         const u32 position[2] = {piece.start + unit.token(lane / 4), piece.start + unit.token(lane / 4 + 8)};
         Sums sums;
         Kept kept;
         kept.clear();
+        if (PARKS) park(kept, shared);
         sums.clear();
         for (u32 step = 0; step < steps; ++step) {
             const u32 key = first + step * STEP;
@@ -469,8 +498,12 @@ struct Stream {
             // The stage that was read a step ago is filled again.
             bring_until(STAGES);
             if (key < end && key + 16 > from) add_step(p, sums, queries(parity), stage(read), key, position);
+            if (step == 0 && !is_found && upcoming < total) find_next();
+            if (step + 1 == steps && threadIdx.x == 0) next[parity] = taken;
             if (step + 1 == steps || ends_split(piece.from + (step + 1) * STEP)) {
+                if (PARKS) unpark(kept, shared);
                 add_warps(kept, sums, shared, read % STAGES);
+                if (PARKS) park(kept, shared);
                 sums.clear();
             }
             ++read;
@@ -491,7 +524,7 @@ struct Stream {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) attend_split_bf16(
+extern "C" __global__ void __launch_bounds__(WARPS * 32, WIDTH > 128 ? 1 : 2) attend_split_bf16(
     const u32* header, const Piece* pieces, const u32* tables, u32 table_stride, const bf16* qkv, u32 q_stride,
     const bf16* keys, const bf16* values, bf16* out, const float* sinks, float* partial_sums, float2* partial_stats,
     u32* arrivals, u32* counters, u32 q_heads, u32 kv_heads, u32 head_dim, u32 page_size, u32 window, float scale) {

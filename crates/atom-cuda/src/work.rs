@@ -252,8 +252,8 @@ impl Item {
 /// out, so that the parts of a long sequence that are to be added up stay few.
 fn split_width(position: u32) -> u32 {
     match position {
-        0..4096 => 256,
-        4096..32768 => 1024,
+        0..16384 => 256,
+        16384..65536 => 1024,
         _ => 4096,
     }
 }

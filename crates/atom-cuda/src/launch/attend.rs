@@ -57,7 +57,6 @@ pub struct AttendKernels {
     tiles: Option<u32>,
     /// attend_split.cu.
     split: Option<Split>,
-    processors: u32,
     group: u32,
     kv: u32,
 }
@@ -67,6 +66,8 @@ struct Split {
     width: u32,
     /// `SMALL_SHARED`
     is_small: bool,
+    /// Blocks that are resident at once.
+    blocks: u32,
 }
 
 /// Room that the kernels for lists keep between and during launches. Layers share it, for they run one by one.
@@ -95,12 +96,18 @@ impl AttendKernels {
         let width = |widths: &[u32]| {
             widths.iter().copied().find(|&width| is_fast && heads.head_dim <= width as usize)
         };
-        let is_small = properties.shared_bytes_max < SHARED_BYTES_LARGE;
+        let split = |width| {
+            let mut split =
+                Split { width, is_small: properties.shared_bytes_max < SHARED_BYTES_LARGE, blocks: 0 };
+            // A multiprocessor has what a block may have, and a little more that the driver takes from each.
+            let fit = properties.shared_bytes_max / (split.shared_bytes() + SHARED_BYTES_DRIVER);
+            split.blocks = properties.processors * fit.clamp(1, 2);
+            split
+        };
         Self {
             tiles: width(&[64, 96, 128, 256])
                 .filter(|_| properties.capability == (9, 0) && group <= TILE_HEADS as usize),
-            split: width(&[64, 128, 256]).map(|width| Split { width, is_small }),
-            processors: properties.processors,
+            split: width(&[64, 128, 256]).map(split),
             group: group as u32,
             kv: heads.kv as u32,
         }
@@ -119,7 +126,7 @@ impl AttendKernels {
     /// that too.
     pub fn work(&self, window: usize, one_order: bool) -> Option<WorkSpec> {
         let split = self.split?;
-        let blocks = self.processors * split.blocks();
+        let blocks = split.blocks;
         let units = self.kv * self.group.div_ceil(16);
         let piece_rows_max = match self.tiles {
             None => u32::MAX,
@@ -169,13 +176,9 @@ impl Split {
         Program::with("attend_split", &defines)
     }
 
-    /// As in the kernel.
+    /// As in the kernel, like the next two.
     fn warps(self) -> u32 {
-        match (self.width > 128, self.is_small) {
-            (false, false) => 8,
-            (false, true) | (true, false) => 4,
-            (true, true) => 2,
-        }
+        if self.is_small && self.width > 128 { 2 } else { 4 }
     }
 
     fn stages(self) -> u32 {
@@ -188,12 +191,8 @@ impl Split {
     }
 
     fn shared_bytes(self) -> u32 {
-        self.width * (self.warps() * self.stages() * 64 + 64) + 1152
-    }
-
-    /// Of a multiprocessor.
-    fn blocks(self) -> u32 {
-        1
+        let parked = if self.width > 128 { 16384 } else { 0 };
+        self.width * (self.warps() * self.stages() * 64 + 64) + 640 + parked
     }
 }
 
@@ -299,8 +298,7 @@ pub unsafe fn split(
 ) -> Result<(), CudaError> {
     let none = || CudaError::Unsupported(format!("pieces of {heads:?} on this GPU"));
     let (split, places) = kernels.split.zip(kernels.scratch(scratch)).ok_or_else(none)?;
-    let blocks = queue.processors() * split.blocks();
-    let launch = Launch::new(blocks, 32 * split.warps()).shared(split.shared_bytes()).overlapping();
+    let launch = Launch::new(split.blocks, 32 * split.warps()).shared(split.shared_bytes()).overlapping();
     let args = [
         step.header.into(),
         list.into(),
@@ -382,6 +380,9 @@ const TILE_HEADS: u32 = 128;
 /// Shared memory of a block from which on a GPU counts as large; those of 99 and 163 KiB do not.
 const SHARED_BYTES_LARGE: u32 = 210 << 10;
 
+/// Shared memory of a block that the driver takes for itself.
+const SHARED_BYTES_DRIVER: u32 = 1 << 10;
+
 /// Spans of up to this many rows go by pieces: a decoding row, and rows to verify.
 const PIECE_ROWS_MAX: u32 = 8;
 
@@ -428,8 +429,9 @@ mod tests {
     #[test]
     fn shared_memory_fits() {
         for width in [64, 128, 256] {
-            assert!(Split { width, is_small: false }.shared_bytes() <= SHARED_BYTES_LARGE);
-            assert!(Split { width, is_small: true }.shared_bytes() <= 99 << 10);
+            const SHARED_BYTES_H200: u32 = 227 << 10;
+            assert!(Split { width, is_small: false, blocks: 0 }.shared_bytes() <= SHARED_BYTES_H200);
+            assert!(Split { width, is_small: true, blocks: 0 }.shared_bytes() <= 99 << 10);
         }
     }
 
@@ -438,6 +440,11 @@ mod tests {
         let h200 = kernels((9, 0), 232_448, Element::BF16, 128);
         assert_eq!(h200.work(0, true).map(|work| work.piece_rows_max), Some(0));
         assert_eq!(h200.work(0, false).map(|work| work.piece_rows_max), Some(PIECE_ROWS_MAX));
+        assert_eq!(h200.work(0, false).map(|work| work.blocks), Some(264));
+        assert_eq!(
+            kernels((9, 0), 232_448, Element::BF16, 256).work(0, false).map(|work| work.blocks),
+            Some(132)
+        );
         let a100 = kernels((8, 0), 166_912, Element::BF16, 128);
         assert_eq!(a100.work(0, false).map(|work| work.piece_rows_max), Some(u32::MAX));
         assert_eq!(kernels((9, 0), 232_448, Element::F32, 64).work(0, false), None);

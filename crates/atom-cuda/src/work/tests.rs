@@ -78,7 +78,7 @@ fn check(spec: WorkSpec, spans: &[Span]) -> Lists {
 #[test]
 fn every_row_is_in_one_place() {
     let edges = [1, 2, 3, 4, 5, 8, 9, 31, 32, 33, 64, 127, 128, 129];
-    let starts = [0, 1, 255, 256, 4095, 4096, 4097, 32767, 32768, 100_000];
+    let starts = [0, 1, 255, 256, 4095, 16_383, 16_384, 16_385, 65_535, 65_536, 100_000];
     let mut state = 7_u64;
     let mut next = |end: usize| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -160,7 +160,7 @@ fn blocks_are_equally_busy() {
     assert!(made.pieces.len() == 66 && made.pieces.iter().all(|piece| piece[6] == WHOLE));
     // One long sequence is spread over all blocks.
     let made = check(SPEC, &spans(&[(131_071, 1)]));
-    assert!(made.pieces.len() > 30 && made.pieces.len() < 70, "{}", made.pieces.len());
+    assert!(made.pieces.len() > 100 && made.pieces.len() < 128, "{}", made.pieces.len());
 }
 
 #[test]
