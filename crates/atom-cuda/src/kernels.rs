@@ -30,7 +30,7 @@ macro_rules! headers {
     };
 }
 
-headers! { "rows.cuh" }
+headers! { "rows.cuh" "dependent.cuh" "hopper.cuh" }
 
 macro_rules! sources {
     ($( $name:literal $variants:expr; )*) => {
@@ -68,6 +68,9 @@ sources! {
     "rows" &[&[]];
     "rope" &[&[]];
     "route" &[&[]];
+    "attend_simple" &[&[]];
+    "attend_split" &[&["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"], &["WIDTH=128", "SMALL_SHARED"]];
+    "attend_tiles" &[&["WIDTH=64"], &["WIDTH=96"], &["WIDTH=128"], &["WIDTH=256"]];
 }
 
 impl Source {

@@ -3,6 +3,7 @@
 //! `gpu_check [FAMILY ..]` runs all families or those named; `ATOM_CHECK_SEED` repeats a run. Ends in
 //! `N passed, N failed`.
 
+mod attend;
 mod blas;
 mod kit;
 mod norm;
@@ -22,6 +23,8 @@ const FAMILIES: &[(&str, Checks)] = &[("step", step::checks), ("blas", blas::che
     ("norm", norm::checks),
     ("rope", rope::checks),
     ("route", route::checks)];
+const FAMILIES: &[(&str, Checks)] =
+    &[("step", step::checks), ("blas", blas::checks), ("attend", attend::checks)];
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
