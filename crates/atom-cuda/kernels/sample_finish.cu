@@ -8,10 +8,13 @@
 
 constexpr u32 THREADS = 512;
 constexpr u32 WARPS = THREADS / 32;
-constexpr u32 GROUPS_MAX = 4096;
+constexpr u32 GROUPS_MAX = 2560; // 327,680 tokens
 /// Likely tokens that are sorted in shared memory.
-constexpr u32 LIST = 2048;
+constexpr u32 LIST = 4096;
 constexpr u32 EACH = LIST / THREADS;
+
+constexpr u32 PIVOTS = 7;
+constexpr u32 BINS = 256;
 
 struct Room {
     u32 keys[GROUPS_MAX]; // largest logit of each group
@@ -19,8 +22,9 @@ struct Room {
         u64 list[LIST];         // keys of likely tokens
         u32 counts[GROUPS_MAX]; // of tokens of one logit
     };
-    u64 sums[7][WARPS];
-    u32 bins[256];
+    u64 sums[PIVOTS][WARPS];
+    u32 numbers[PIVOTS][WARPS];
+    u32 bins[BINS];
     u32 listed;
     u32 found;
     u64 left;
@@ -82,47 +86,74 @@ __device__ __forceinline__ u64 block_scan(Room& room, u64 x, u64& total) {
 
 // ---- passes over the groups that may matter ----
 
-/// Calls `f(group)` with a whole warp for every group whose largest logit is at least `low`.
+/// Calls `f(group, x)` with a whole warp for every group whose largest logit is at least `low`; `x` are the lane's values.
+/// Four groups are read at a time, since one would wait for its memory alone.
 template <typename F> __device__ __forceinline__ void each_group(const Search& s, u32 low, F f) {
+    constexpr u32 AT_ONCE = 4;
     for (u32 first = s.warp * 32; first < s.groups; first += THREADS) {
-        u32 group = first + s.lane;
-        u32 hits = __ballot_sync(0xffffffffu, group < s.groups && s.room.keys[group] >= low);
-        for (; hits; hits &= hits - 1) f(first + __ffs(hits) - 1);
+        u32 mine = first + s.lane;
+        u32 hits = __ballot_sync(0xffffffffu, mine < s.groups && s.room.keys[mine] >= low);
+        while (hits) {
+            u32 group[AT_ONCE];
+            float x[AT_ONCE][4];
+            u32 count = min(__popc(hits), AT_ONCE);
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++) {
+                group[i] = first + __ffs(hits) - 1;
+                if (i < count) s.logits.load(group[i], s.lane, x[i]);
+                hits &= hits - 1;
+            }
+            bool changes = s.logits.changes();
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++) {
+                if (i >= count) continue;
+                if (changes) s.logits.change(group[i], s.lane, x[i]);
+                f(group[i], x[i]);
+            }
+        }
     }
 }
 
-/// Calls `f(key, x)` for every token whose key is in `low .. high`.
+/// Calls `f(key, x, token)` for every token whose key is in `low .. high`.
 template <typename F> __device__ __forceinline__ void each_token(const Search& s, u32 low, u32 high, F f) {
-    each_group(s, low, [&](u32 group) {
-        float x[4];
-        s.logits.load_changed(group, s.lane, x);
+    each_group(s, low, [&](u32 group, const float(&x)[4]) {
 #pragma unroll
         for (u32 j = 0; j < 4; j++) {
-            u32 key = ordered(x[j]);
-            if (key >= low && key < high && s.logits.token(group, s.lane, j) < s.logits.vocab) f(key, x[j]);
+            u32 key = ordered(x[j]), token = s.logits.token(group, s.lane, j);
+            if (key >= low && key < high && token < s.logits.vocab) f(key, x[j], token);
         }
     });
 }
 
-/// Puts the tokens whose keys are at least `low` on the list, in no order, and returns how many there are: more than
+/// Puts the tokens whose keys are in `low .. high` on the list, in no order, and returns how many there are: more than
 /// LIST have no room, and the list then is of no use.
-__device__ u32 collect(const Search& s, u32 low) {
+__device__ __noinline__ u32 collect(const Search& s, u32 low, u32 high) {
     __syncthreads();
     if (threadIdx.x == 0) s.room.listed = 0;
     __syncthreads();
-    each_group(s, low, [&](u32 group) {
-        float x[4];
-        s.logits.load_changed(group, s.lane, x);
+    each_group(s, low, [&](u32 group, const float(&x)[4]) {
+        u32 in = 0;
 #pragma unroll
         for (u32 j = 0; j < 4; j++) {
-            u32 key = ordered(x[j]), token = s.logits.token(group, s.lane, j);
-            bool in = key >= low && token < s.logits.vocab;
-            u32 all = __ballot_sync(0xffffffffu, in);
-            if (!all) continue;
-            u32 start = 0;
-            if (s.lane == 0) start = atomicAdd(&s.room.listed, __popc(all));
-            u32 place = __shfl_sync(0xffffffffu, start, 0) + __popc(all & ((1u << s.lane) - 1));
-            if (in && place < LIST) s.room.list[place] = token_key(key, token);
+            u32 key = ordered(x[j]);
+            in |= (key >= low && key < high && s.logits.token(group, s.lane, j) < s.logits.vocab) << j;
+        }
+        if (!__any_sync(0xffffffffu, in)) return;
+        // Places are handed out by warp: one atomic for all of a group.
+        u32 own = __popc(in), up_to = own;
+#pragma unroll
+        for (u32 d = 1; d < 32; d <<= 1) {
+            u32 other = __shfl_up_sync(0xffffffffu, up_to, d);
+            if (s.lane >= d) up_to += other;
+        }
+        u32 start = 0;
+        if (s.lane == 31) start = atomicAdd(&s.room.listed, up_to);
+        u32 place = __shfl_sync(0xffffffffu, start, 31) + up_to - own;
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            if (!(in >> j & 1)) continue;
+            if (place < LIST) s.room.list[place] = token_key(ordered(x[j]), s.logits.token(group, s.lane, j));
+            place++;
         }
     });
     __syncthreads();
@@ -130,7 +161,7 @@ __device__ u32 collect(const Search& s, u32 low) {
 }
 
 /// Sorts the first `n` of the list, likeliest first. No two keys are equal.
-__device__ void sort(Room& room, u32 n) {
+__device__ __noinline__ void sort(Room& room, u32 n) {
     if (n <= THREADS) {
         u64 key = threadIdx.x < n ? room.list[threadIdx.x] : 0;
         u32 rank = 0;
@@ -157,87 +188,9 @@ __device__ void sort(Room& room, u32 n) {
     }
 }
 
-/// The `n`-th largest of the groups' largest logits, `1 <= n <= groups`: at least `n` tokens are as large.
-__device__ u32 nth_group(const Search& s, u32 n) {
-    u32 prefix = 0;
-    for (u32 shift = 24;; shift -= 8) {
-        __syncthreads();
-        if (threadIdx.x < 256) s.room.bins[threadIdx.x] = 0;
-        __syncthreads();
-        for (u32 g = threadIdx.x; g < s.groups; g += THREADS) {
-            u32 key = s.room.keys[g];
-            if (shift == 24 || key >> (shift + 8) == prefix) atomicAdd(&s.room.bins[key >> shift & 255], 1);
-        }
-        __syncthreads();
-        if (s.warp == 0) {
-            // Lane 0 has the highest eight bins.
-            u32 bins[8], sum = 0;
-#pragma unroll
-            for (u32 i = 0; i < 8; i++) sum += bins[i] = s.room.bins[255 - s.lane * 8 - i];
-            u32 up_to = sum;
-#pragma unroll
-            for (u32 d = 1; d < 32; d <<= 1) {
-                u32 other = __shfl_up_sync(0xffffffffu, up_to, d);
-                if (s.lane >= d) up_to += other;
-            }
-            u32 before = up_to - sum;
-            if (before < n && n <= up_to) {
-                u32 i = 0;
-                while (before + bins[i] < n) before += bins[i++];
-                s.room.found = 255 - s.lane * 8 - i, s.room.left = n - before;
-            }
-        }
-        __syncthreads();
-        prefix = prefix << 8 | s.room.found, n = (u32)s.room.left;
-        if (shift == 0) return prefix;
-    }
-}
-
-/// Where a sum over the order of keys reaches a number: among the tokens of logit `key`; all likelier ones amount to
-/// `above`, less than the number.
-struct Reached {
-    u32 key;
-    u64 above;
-};
-
-/// Amounts are weights, or 1 each where there are no weights. Everything from `low` on must reach `need`, at least 1.
-__device__ Reached reach(const Search& s, const Weights* w, u32 low, u32 high, u64 need) {
-    u64 above = 0;
-    while (high - low > 1) {
-        // Rounded up, so that 8 steps pass `high`; of a small range some pivots lie behind it and count nothing.
-        u32 step = (high - low - 1) / 8 + 1;
-        u64 sums[7] = {};
-        each_token(s, low, high, [&](u32 key, float x) {
-            u64 amount = w ? mass(x, *w) : 1;
-#pragma unroll
-            for (u32 i = 0; i < 7; i++) sums[i] += key - low >= step * (i + 1) ? amount : 0;
-        });
-        __syncthreads();
-#pragma unroll
-        for (u32 i = 0; i < 7; i++) {
-            sums[i] = warp_sum(sums[i]);
-            if (s.lane == 0) s.room.sums[i][s.warp] = sums[i];
-        }
-        __syncthreads();
-        u32 base = low;
-        u64 beyond = above;
-#pragma unroll
-        for (u32 i = 0; i < 7; i++) {
-            u64 sum = beyond;
-#pragma unroll
-            for (u32 v = 0; v < WARPS; v++) sum += s.room.sums[i][v];
-            // Sums fall from pivot to pivot: the last that suffices is the new low, the next the new high.
-            u64 pivot = (u64)base + (u64)step * (i + 1);
-            if (sum >= need) low = (u32)pivot;
-            else if (pivot < high) high = (u32)pivot, above = sum;
-        }
-    }
-    return {low, above};
-}
-
 /// Tokens whose key is `key`, ranked by token: those of ranks below `count` go to `list[at + rank]`. If `only_last`, just
 /// the last of them does, to `list[at]`.
-__device__ void list_equals(const Search& s, u32 key, u64 count, u32 at, bool only_last) {
+__device__ __noinline__ void list_equals(const Search& s, u32 key, u64 count, u32 at, bool only_last) {
     // Counts of groups lie where the list does, so ranks are found before anything is listed.
     u64 held = 0;
     __syncthreads();
@@ -245,9 +198,7 @@ __device__ void list_equals(const Search& s, u32 key, u64 count, u32 at, bool on
     __syncthreads();
     for (u32 g = threadIdx.x; g < s.groups; g += THREADS) s.room.counts[g] = 0;
     __syncthreads();
-    each_group(s, key, [&](u32 group) {
-        float x[4];
-        s.logits.load_changed(group, s.lane, x);
+    each_group(s, key, [&](u32 group, const float(&x)[4]) {
         u32 count = 0;
 #pragma unroll
         for (u32 j = 0; j < 4; j++)
@@ -278,6 +229,133 @@ __device__ void list_equals(const Search& s, u32 key, u64 count, u32 at, bool on
         rank = next;
     }
     __syncthreads();
+}
+
+/// A key that at least `n` groups reach, `1 <= n <= groups`, so at least `n` tokens do, and few more groups than `n`.
+__device__ __noinline__ u32 nth_group(const Search& s, u32 n, u32 peak) {
+    u32 least = 0xffffffffu;
+    const u32 impossible = ordered(__uint_as_float(0xff800000u));
+    if (threadIdx.x < BINS) s.room.bins[threadIdx.x] = 0;
+    for (u32 g = threadIdx.x; g < s.groups; g += THREADS)
+        if (s.room.keys[g] > impossible) least = min(least, s.room.keys[g]);
+    least = ~block_max(s.room, ~least);
+    // Equal steps down from the peak. Rounding can't turn the order of two distances.
+    float top = unordered(peak), range = __fsub_rn(top, unordered(least));
+    float scale = range > 0.0f ? __fdiv_rn(BINS - 1, range) : 0.0f;
+    auto bin = [&](u32 key) {
+        return key <= impossible ? BINS - 1
+                                 : min(__float2uint_rz(__fmul_rn(__fsub_rn(top, unordered(key)), scale)), BINS - 1);
+    };
+    for (u32 g = threadIdx.x; g < s.groups; g += THREADS) atomicAdd(&s.room.bins[bin(s.room.keys[g])], 1);
+    __syncthreads();
+    if (s.warp == 0) {
+        u32 bins[BINS / 32], sum = 0;
+#pragma unroll
+        for (u32 i = 0; i < BINS / 32; i++) sum += bins[i] = s.room.bins[s.lane * (BINS / 32) + i];
+        u32 up_to = sum;
+#pragma unroll
+        for (u32 d = 1; d < 32; d <<= 1) {
+            u32 other = __shfl_up_sync(0xffffffffu, up_to, d);
+            if (s.lane >= d) up_to += other;
+        }
+        u32 before = up_to - sum, last = 0;
+#pragma unroll
+        for (u32 i = 0; i < BINS / 32; i++) {
+            before += bins[i];
+            last += before < n;
+        }
+        if (up_to - sum < n && n <= up_to) s.room.found = s.lane * (BINS / 32) + last;
+    }
+    __syncthreads();
+    u32 last = s.room.found, low = 0xffffffffu;
+    for (u32 g = threadIdx.x; g < s.groups; g += THREADS)
+        if (bin(s.room.keys[g]) <= last) low = min(low, s.room.keys[g]);
+    return ~block_max(s.room, ~low);
+}
+
+/// Where a sum over the order of keys reaches a number: at `token`, whose logit's key is `key`; with it the sum is `sum`.
+struct Reached {
+    u32 key;
+    u32 token;
+    u64 sum;
+};
+
+/// Amounts are weights, or 1 each where there are no weights. Everything from `low` on must reach `need`, at least 1.
+/// Each pass cuts the range of keys that holds the answer into eight, until what is left has room on the list.
+__device__ __noinline__ Reached reach(const Search& s, const Weights* w, u32 low, u32 high, u64 need) {
+    u64 above = 0;
+    u32 between = 0xffffffffu; // tokens in low .. high
+    for (u32 pass = 0; high - low > 1 && between > LIST; pass++) {
+        u32 pivots[PIVOTS];
+        // First by value, since the keys of numbers near 0 are many; then by key, which ends in 11 passes at most.
+        float from = unordered(max(low, 0x00800000u)), width = __fsub_rn(unordered(high - 1), from);
+        u32 step = (high - low - 1) / (PIVOTS + 1) + 1;
+#pragma unroll
+        for (u32 i = 0; i < PIVOTS; i++) {
+            float part = (i + 1) / (float)(PIVOTS + 1);
+            u64 pivot = pass < 3 && is_finite(width) ? ordered(__fadd_rn(from, __fmul_rn(width, part)))
+                                                     : (u64)low + (u64)step * (i + 1);
+            pivots[i] = (u32)min(max(pivot, (u64)low), (u64)high);
+        }
+        u64 sums[PIVOTS] = {};
+        u32 numbers[PIVOTS] = {}, all = 0;
+        each_token(s, low, high, [&](u32 key, float x, u32) {
+            u64 amount = w ? mass(x, *w) : 1;
+            all++;
+#pragma unroll
+            for (u32 i = 0; i < PIVOTS; i++)
+                if (key >= pivots[i]) sums[i] += amount, numbers[i]++;
+        });
+        u32 total = (u32)block_sum(s.room, all);
+        __syncthreads();
+#pragma unroll
+        for (u32 i = 0; i < PIVOTS; i++) {
+            sums[i] = warp_sum(sums[i]);
+            numbers[i] = __reduce_add_sync(0xffffffffu, numbers[i]);
+            if (s.lane == 0) s.room.sums[i][s.warp] = sums[i], s.room.numbers[i][s.warp] = numbers[i];
+        }
+        __syncthreads();
+        // Sums fall from pivot to pivot: the last that suffices is the new low, the next one the new high.
+        u64 beyond = above;
+        u32 in_low = total, in_high = 0;
+#pragma unroll
+        for (u32 i = 0; i < PIVOTS; i++) {
+            u64 sum = beyond;
+            u32 number = 0;
+#pragma unroll
+            for (u32 v = 0; v < WARPS; v++) sum += s.room.sums[i][v], number += s.room.numbers[i][v];
+            if (sum >= need) low = pivots[i], in_low = number;
+            else if (pivots[i] < high) high = pivots[i], above = sum, in_high = number;
+        }
+        between = in_low - in_high;
+    }
+    if (between > LIST) {
+        // One logit, and more tokens than the list holds.
+        u64 each = w ? mass(unordered(low), *w) : 1, count = (need - above + each - 1) / each;
+        list_equals(s, low, count, 0, true);
+        return {low, ~(u32)s.room.list[0], above + count * each};
+    }
+    u32 listed = collect(s, low, high);
+    sort(s.room, listed);
+    u64 own[EACH], sum = 0, total;
+#pragma unroll
+    for (u32 i = 0; i < EACH; i++) {
+        u32 place = threadIdx.x * EACH + i;
+        own[i] = place >= listed ? 0 : w ? mass(unordered((u32)(s.room.list[place] >> 32)), *w) : 1;
+        sum += own[i];
+    }
+    u64 running = above + block_scan(s.room, sum, total);
+#pragma unroll
+    for (u32 i = 0; i < EACH; i++) {
+        if (running < need && need <= running + own[i]) {
+            s.room.found = threadIdx.x * EACH + i;
+            s.room.left = running + own[i];
+        }
+        running += own[i];
+    }
+    __syncthreads();
+    u64 key = s.room.list[s.room.found];
+    return {(u32)(key >> 32), ~(u32)key, s.room.left};
 }
 
 // ---- choosing ----
@@ -356,13 +434,16 @@ __device__ u32 draw_from_list(const Search& s, const SampleRow& r, const Weights
     return ~(u32)s.room.list[s.room.found];
 }
 
-__device__ __forceinline__ u64 mass_from(const Search& s, const Weights& w, u32 low) {
+/// Weight of the tokens whose keys are at least `low`, those of `low` itself up to token `last` only.
+__device__ __noinline__ u64 mass_from(const Search& s, const Weights& w, u32 low, u32 last) {
     u64 sum = 0;
-    each_token(s, low, 0xffffffffu, [&](u32, float x) { sum += mass(x, w); });
+    each_token(s, low, 0xffffffffu, [&](u32 key, float x, u32 token) {
+        if (key > low || token <= last) sum += mass(x, w);
+    });
     return block_sum(s.room, sum);
 }
 
-/// The same without a list.
+/// The same without a list of all that may be kept.
 __device__ u32 draw_by_passes(const Search& s, const SampleRow& r, const Weights& w, u32 low, u64 all, u32 uniform) {
     u32 end = ordered(w.largest) + 1, weighing = ordered(__fadd_rn(w.largest, w.lowest));
     u64 total = all;
@@ -370,23 +451,15 @@ __device__ u32 draw_by_passes(const Search& s, const SampleRow& r, const Weights
         // The floor of min_p may lie above the last of top_k.
         bool floored = r.flags & TRUNCATES_MIN_P;
         Reached cut = reach(s, nullptr, floored ? 0 : low, end, r.top_k);
-        if (floored && low > cut.key) total = mass_from(s, w, low);
-        else total = mass_from(s, w, cut.key + 1) + (r.top_k - cut.above) * mass(unordered(cut.key), w);
+        total = floored && low > cut.key ? mass_from(s, w, low, 0xffffffffu) : mass_from(s, w, cut.key, cut.token);
     } else if (!all) {
-        total = mass_from(s, w, low);
+        total = mass_from(s, w, low, 0xffffffffu);
     }
-    Reached cut;
     if (r.top_p < 1.0f) {
-        u64 need = share_of(total, r.top_p);
-        cut = reach(s, &w, weighing, end, need);
-        u64 each = mass(unordered(cut.key), w);
-        total = cut.above + (need - cut.above + each - 1) / each * each;
+        Reached cut = reach(s, &w, weighing, end, share_of(total, r.top_p));
+        total = cut.sum, weighing = cut.key;
     }
-    u64 target = part_of(total, uniform);
-    cut = reach(s, &w, weighing, end, target + 1);
-    u64 each = mass(unordered(cut.key), w);
-    list_equals(s, cut.key, (target + 1 - cut.above + each - 1) / each, 0, true);
-    return ~(u32)s.room.list[0];
+    return reach(s, &w, weighing, end, part_of(total, uniform) + 1).token;
 }
 
 /// Draws from the tokens that min_p, top_k and top_p leave. `all`: weight of all tokens, or 0 if none was taken.
@@ -398,19 +471,19 @@ __device__ u32 draw_truncated(const Search& s, const SampleRow& r, const Weights
         for (float depth = 4.0f; weight < need; depth += 4.0f) {
             low = depth > 28.0f ? ordered(__fadd_rn(w.largest, w.lowest))
                                 : ordered(__fsub_rn(w.largest, __fmul_rn(depth, w.temperature)));
-            listed = collect(s, low);
+            listed = collect(s, low, 0xffffffffu);
             if (listed > LIST) break;
             weight = 0;
             for (u32 i = threadIdx.x; i < listed; i += THREADS) weight += mass(unordered((u32)(s.room.list[i] >> 32)), w);
             weight = block_sum(s.room, weight);
         }
     } else {
-        if (r.top_k && r.top_k <= s.groups) low = nth_group(s, r.top_k);
+        if (r.top_k && r.top_k <= s.groups) low = nth_group(s, r.top_k, ordered(w.largest));
         if (r.flags & TRUNCATES_MIN_P) {
             double largest = w.largest, floor = __dadd_rn(largest, r.min_p_log);
             low = max(low, ordered(__double2float_rn(floor < largest ? floor : largest)));
         }
-        listed = collect(s, low);
+        listed = collect(s, low, 0xffffffffu);
     }
     if (listed > LIST) return draw_by_passes(s, r, w, low, all, uniform);
     sort(s.room, listed);
@@ -421,11 +494,11 @@ __device__ u32 draw_truncated(const Search& s, const SampleRow& r, const Weights
 
 /// The `n` likeliest, sorted, at the front of the list.
 __device__ void likeliest(const Search& s, u32 n, u32 peak) {
-    u32 low = n <= s.groups ? nth_group(s, n) : 0;
-    u32 listed = collect(s, low);
+    u32 low = n <= s.groups ? nth_group(s, n, peak) : 0;
+    u32 listed = collect(s, low, 0xffffffffu);
     if (listed > LIST) {
         Reached cut = reach(s, nullptr, low, peak + 1, n);
-        listed = collect(s, cut.key + 1);
+        listed = collect(s, cut.key + 1, 0xffffffffu);
         list_equals(s, cut.key, n - listed, listed, false);
         listed = n;
     }
@@ -460,8 +533,11 @@ __device__ void report(const Search& s, const SampleRow& r, const u64* masses, u
 extern "C" __global__ void __launch_bounds__(THREADS) sample_finish(const __grid_constant__ SampleArgs a) {
     __shared__ Room room;
     u32 row = blockIdx.x;
-    if (row >= (u32)a.header[OUT_ROWS]) return;
+    let_next_start();
+    bool real = row < (u32)a.header[OUT_ROWS];
     const SampleRow r = a.rows[row];
+    wait_for_inputs();
+    if (!real) return;
     u32 blocks = ceil_div(a.vocab, BLOCK), groups = blocks * GROUPS_OF_BLOCK;
     Scored& result = a.results[row];
     const u64* masses = a.masses + (u64)row * 2 * blocks;
