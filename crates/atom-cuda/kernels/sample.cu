@@ -102,9 +102,8 @@ __device__ __forceinline__ void weigh_blocks_by(const SampleArgs& a, u32 row, co
 
 __device__ void weigh_blocks(const SampleArgs& a, u32 row, const SampleRow& r, Set set, float temperature, bool both) {
     Weights w = weights(peak_of(a, row, keeps_raw(r) ? set : CHOICE), temperature);
-    if (w.division == UNIT) weigh_blocks_by<UNIT>(a, row, r, set, w, both);
-    else if (w.division == INVERSE) weigh_blocks_by<INVERSE>(a, row, r, set, w, both);
-    else weigh_blocks_by<PLAIN>(a, row, r, set, w, both);
+    if (temperature == 1.0f) weigh_blocks_by<UNIT>(a, row, r, set, w, both);
+    else weigh_blocks_by<INVERSE>(a, row, r, set, w, both);
 }
 
 /// Weights at the row's temperature where all tokens take part in a draw, and at 1 where log-probabilities are asked for.

@@ -5,6 +5,7 @@
 // the CPU draws the same token from the same logits. For that every step of a weight is written with a rounding
 // intrinsic; nothing may be contracted or approximated.
 #pragma once
+#include "rows.cuh"
 
 /// Tokens that one warp reads at a time, four a lane. The largest logit of each group is kept, so that who looks for
 /// likely tokens reads few groups.
@@ -240,46 +241,49 @@ __device__ __forceinline__ bool weighs_all(const SampleRow& r) {
 
 /// How a difference of logits is divided by the temperature; always as a division is rounded.
 enum Division : u32 {
-    UNIT,    // the temperature is 1
-    INVERSE, // by the inverse and two corrections
-    PLAIN    // a temperature so small that its inverse may overflow
+    UNIT,   // the temperature is 1
+    INVERSE // by the inverse and a correction; right for 1 too
 };
 
 struct Weights {
     float largest;
-    float temperature;
+    float temperature;   // times `scale`, as all below
     float inverse, rest; // 1 / temperature is their sum, nearly
     float lowest;        // differences below it weigh 0
-    Division division;
+    float scale;         // a power of two, so that the inverse of a tiny temperature is a normal number
 };
 
 __device__ __forceinline__ Weights weights(float largest, float temperature) {
     Weights w;
     w.largest = largest;
-    w.temperature = temperature;
-    w.inverse = __fdiv_rn(1.0f, temperature);
-    w.rest = __fmul_rn(__fmaf_rn(-temperature, w.inverse, 1.0f), w.inverse);
+    w.scale = temperature < 1.0f / (1 << 20) ? __uint_as_float((127u + 100u) << 23) : 1.0f;
+    w.temperature = __fmul_rn(temperature, w.scale);
+    w.inverse = __fdiv_rn(1.0f, w.temperature);
+    w.rest = __fmul_rn(__fmaf_rn(-w.temperature, w.inverse, 1.0f), w.inverse);
     // 2^-41 = e^-28.4 rounds to 0; at 30 temperatures no rounding of the quotient can bring it back.
-    w.lowest = __fmul_rn(-30.0f, temperature);
-    w.division = temperature == 1.0f ? UNIT : temperature >= 1.0f / (1 << 20) ? INVERSE : PLAIN;
+    w.lowest = __fmul_rn(-30.0f, w.temperature);
     return w;
 }
 
-__device__ __noinline__ float divided(float a, float b) { return __fdiv_rn(a, b); }
+/// Lower logits weigh nothing.
+__device__ __forceinline__ float last_weighing(const Weights& w) {
+    return __fadd_rn(w.largest, __fdiv_rn(w.lowest, w.scale));
+}
 
 /// A quotient within an ulp whose remainder is exact comes out rounded right after one step of Newton's method
 /// (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990, theorem 5). Where
-/// the remainder is too small to be exact, quotients are below 1e-28, and their exponential is 1 all the same.
-template <Division D> __device__ __forceinline__ float quotient(float a, const Weights& w) {
-    if (D == UNIT) return a;
-    if (D == PLAIN) return divided(a, w.temperature);
+/// the remainder is too small to be exact, quotients are below 1e-27, and their exponential is 1 all the same.
+template <Division D> __device__ __forceinline__ float quotient(float logit, const Weights& w) {
+    float a = __fsub_rn(logit, w.largest);
+    if (D == UNIT) return fmaxf(a, w.lowest);
+    a = fmaxf(__fmul_rn(a, w.scale), w.lowest);
     float q = __fmaf_rn(a, w.inverse, __fmul_rn(a, w.rest));
     return __fmaf_rn(__fmaf_rn(-w.temperature, q, a), w.inverse, q);
 }
 
 /// Parts of 2^-40 that a logit weighs: atom-cpu's exponential, step by step, for -30 .. 0.
 template <Division D> __device__ __forceinline__ u64 mass_by(float logit, const Weights& w) {
-    float x = quotient<D>(fmaxf(__fsub_rn(logit, w.largest), w.lowest), w);
+    float x = quotient<D>(logit, w);
     float shifted = __fmaf_rn(x, 1.442695041f, 12582912.0f);
     float n = __fsub_rn(shifted, 12582912.0f);
     float r = __fmaf_rn(n, -0.693147181f, x);
@@ -296,11 +300,7 @@ template <Division D> __device__ __forceinline__ u64 mass_by(float logit, const 
     return __float2ull_rn(__fmul_rn(p, scale));
 }
 
-__device__ __forceinline__ u64 mass(float logit, const Weights& w) {
-    if (w.division == UNIT) return mass_by<UNIT>(logit, w);
-    if (w.division == INVERSE) return mass_by<INVERSE>(logit, w);
-    return mass_by<PLAIN>(logit, w);
-}
+__device__ __forceinline__ u64 mass(float logit, const Weights& w) { return mass_by<INVERSE>(logit, w); }
 
 // ---- the generator ----
 
@@ -334,25 +334,6 @@ __device__ __forceinline__ u64 warp_sum(u64 x) {
 #pragma unroll
     for (u32 lane = 16; lane; lane >>= 1) x += __shfl_xor_sync(0xffffffffu, x, lane);
     return x;
-}
-
-// ---- neighbours in the stream ----
-
-/// Lets the next kernel of the stream start as soon as all blocks of this one have come here, if that one was launched
-/// with programmatic stream serialization; else nothing happens.
-__device__ __forceinline__ void let_next_start() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-/// Waits until everything that earlier kernels wrote is there, and until they have read what this one overwrites. Every
-/// block must come here, also one that has nothing to do: a kernel whose blocks all left early would be done before
-/// the one in front of it.
-__device__ __forceinline__ void wait_for_inputs() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
 }
 
 /// Largest logit of a row, from its splits; by one whole warp.

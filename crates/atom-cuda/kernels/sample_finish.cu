@@ -1,362 +1,5 @@
 // Sampling, second part: one block a row chooses the token and reports (launch contract: sample.cu).
-//
-// The order of keys (likelier first, then lower token) is total, and every truncation keeps the first of it; the draw
-// follows it too. So each question is "where does a running sum over that order reach a number?". Where the likely
-// tokens are few, they are listed and sorted, and one running sum answers all. Where they are many (a flat
-// distribution, ties, a large top_k), `reach` narrows the logit down in which a sum is reached, 3 bits a pass.
-#include "sample.cuh"
-
-constexpr u32 THREADS = 512;
-constexpr u32 WARPS = THREADS / 32;
-constexpr u32 GROUPS_MAX = 2560; // 327,680 tokens
-/// Likely tokens that are sorted in shared memory.
-constexpr u32 LIST = 4096;
-constexpr u32 EACH = LIST / THREADS;
-
-constexpr u32 PIVOTS = 7;
-constexpr u32 BINS = 256;
-
-struct Room {
-    u32 keys[GROUPS_MAX]; // largest logit of each group
-    union {
-        u64 list[LIST];         // keys of likely tokens
-        u32 counts[GROUPS_MAX]; // of tokens of one logit
-    };
-    u64 sums[PIVOTS][WARPS];
-    u32 numbers[PIVOTS][WARPS];
-    u32 bins[BINS];
-    u32 listed;
-    u32 found;
-    u64 left;
-};
-
-/// One row of one set of logits, in the hands of a block.
-struct Search {
-    Room& room;
-    const Logits& logits;
-    u32 groups;
-    u32 warp, lane;
-};
-
-// ---- a block's sums; all threads call them and get the result ----
-
-__device__ __forceinline__ u64 block_sum(Room& room, u64 x) {
-    x = warp_sum(x);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) room.sums[0][threadIdx.x / 32] = x;
-    __syncthreads();
-    u64 sum = 0;
-#pragma unroll
-    for (u32 w = 0; w < WARPS; w++) sum += room.sums[0][w];
-    return sum;
-}
-
-__device__ __forceinline__ u32 block_max(Room& room, u32 x) {
-    x = __reduce_max_sync(0xffffffffu, x);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) room.sums[0][threadIdx.x / 32] = x;
-    __syncthreads();
-    u32 top = 0;
-#pragma unroll
-    for (u32 w = 0; w < WARPS; w++) top = max(top, (u32)room.sums[0][w]);
-    return top;
-}
-
-/// Sum of `x` of all lower threads; `total` of all.
-__device__ __forceinline__ u64 block_scan(Room& room, u64 x, u64& total) {
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    u64 up_to = x;
-#pragma unroll
-    for (u32 d = 1; d < 32; d <<= 1) {
-        u64 other = __shfl_up_sync(0xffffffffu, up_to, d);
-        if (lane >= d) up_to += other;
-    }
-    __syncthreads();
-    if (lane == 31) room.sums[0][warp] = up_to;
-    __syncthreads();
-    u64 before = up_to - x;
-    total = 0;
-#pragma unroll
-    for (u32 w = 0; w < WARPS; w++) {
-        if (w < warp) before += room.sums[0][w];
-        total += room.sums[0][w];
-    }
-    return before;
-}
-
-// ---- passes over the groups that may matter ----
-
-/// Calls `f(group, x)` with a whole warp for every group whose largest logit is at least `low`; `x` are the lane's values.
-/// Four groups are read at a time, since one would wait for its memory alone.
-template <typename F> __device__ __forceinline__ void each_group(const Search& s, u32 low, F f) {
-    constexpr u32 AT_ONCE = 4;
-    for (u32 first = s.warp * 32; first < s.groups; first += THREADS) {
-        u32 mine = first + s.lane;
-        u32 hits = __ballot_sync(0xffffffffu, mine < s.groups && s.room.keys[mine] >= low);
-        while (hits) {
-            u32 group[AT_ONCE];
-            float x[AT_ONCE][4];
-            u32 count = min(__popc(hits), AT_ONCE);
-#pragma unroll
-            for (u32 i = 0; i < AT_ONCE; i++) {
-                group[i] = first + __ffs(hits) - 1;
-                if (i < count) s.logits.load(group[i], s.lane, x[i]);
-                hits &= hits - 1;
-            }
-            bool changes = s.logits.changes();
-#pragma unroll
-            for (u32 i = 0; i < AT_ONCE; i++) {
-                if (i >= count) continue;
-                if (changes) s.logits.change(group[i], s.lane, x[i]);
-                f(group[i], x[i]);
-            }
-        }
-    }
-}
-
-/// Calls `f(key, x, token)` for every token whose key is in `low .. high`.
-template <typename F> __device__ __forceinline__ void each_token(const Search& s, u32 low, u32 high, F f) {
-    each_group(s, low, [&](u32 group, const float(&x)[4]) {
-#pragma unroll
-        for (u32 j = 0; j < 4; j++) {
-            u32 key = ordered(x[j]), token = s.logits.token(group, s.lane, j);
-            if (key >= low && key < high && token < s.logits.vocab) f(key, x[j], token);
-        }
-    });
-}
-
-/// Puts the tokens whose keys are in `low .. high` on the list, in no order, and returns how many there are: more than
-/// LIST have no room, and the list then is of no use.
-__device__ __noinline__ u32 collect(const Search& s, u32 low, u32 high) {
-    __syncthreads();
-    if (threadIdx.x == 0) s.room.listed = 0;
-    __syncthreads();
-    each_group(s, low, [&](u32 group, const float(&x)[4]) {
-        u32 in = 0;
-#pragma unroll
-        for (u32 j = 0; j < 4; j++) {
-            u32 key = ordered(x[j]);
-            in |= (key >= low && key < high && s.logits.token(group, s.lane, j) < s.logits.vocab) << j;
-        }
-        if (!__any_sync(0xffffffffu, in)) return;
-        // Places are handed out by warp: one atomic for all of a group.
-        u32 own = __popc(in), up_to = own;
-#pragma unroll
-        for (u32 d = 1; d < 32; d <<= 1) {
-            u32 other = __shfl_up_sync(0xffffffffu, up_to, d);
-            if (s.lane >= d) up_to += other;
-        }
-        u32 start = 0;
-        if (s.lane == 31) start = atomicAdd(&s.room.listed, up_to);
-        u32 place = __shfl_sync(0xffffffffu, start, 31) + up_to - own;
-#pragma unroll
-        for (u32 j = 0; j < 4; j++) {
-            if (!(in >> j & 1)) continue;
-            if (place < LIST) s.room.list[place] = token_key(ordered(x[j]), s.logits.token(group, s.lane, j));
-            place++;
-        }
-    });
-    __syncthreads();
-    return s.room.listed;
-}
-
-/// Sorts the first `n` of the list, likeliest first. No two keys are equal.
-__device__ __noinline__ void sort(Room& room, u32 n) {
-    if (n <= THREADS) {
-        u64 key = threadIdx.x < n ? room.list[threadIdx.x] : 0;
-        u32 rank = 0;
-        if (threadIdx.x < n)
-            for (u32 i = 0; i < n; i++) rank += room.list[i] > key;
-        __syncthreads();
-        if (threadIdx.x < n) room.list[rank] = key;
-        __syncthreads();
-        return;
-    }
-    u32 size = 2 * THREADS;
-    while (size < n) size *= 2;
-    for (u32 i = n + threadIdx.x; i < size; i += THREADS) room.list[i] = 0;
-    __syncthreads();
-    for (u32 run = 2; run <= size; run *= 2) {
-        for (u32 step = run / 2; step; step /= 2) {
-            for (u32 pair = threadIdx.x; pair < size / 2; pair += THREADS) {
-                u32 i = pair / step * step * 2 + pair % step, j = i + step;
-                u64 a = room.list[i], b = room.list[j];
-                if ((a < b) == ((i & run) == 0)) room.list[i] = b, room.list[j] = a;
-            }
-            __syncthreads();
-        }
-    }
-}
-
-/// Tokens whose key is `key`, ranked by token: those of ranks below `count` go to `list[at + rank]`. If `only_last`, just
-/// the last of them does, to `list[at]`.
-__device__ __noinline__ void list_equals(const Search& s, u32 key, u64 count, u32 at, bool only_last) {
-    // Counts of groups lie where the list does, so ranks are found before anything is listed.
-    u64 held = 0;
-    __syncthreads();
-    if (threadIdx.x < at) held = s.room.list[threadIdx.x];
-    __syncthreads();
-    for (u32 g = threadIdx.x; g < s.groups; g += THREADS) s.room.counts[g] = 0;
-    __syncthreads();
-    each_group(s, key, [&](u32 group, const float(&x)[4]) {
-        u32 count = 0;
-#pragma unroll
-        for (u32 j = 0; j < 4; j++)
-            count += ordered(x[j]) == key && s.logits.token(group, s.lane, j) < s.logits.vocab;
-        count = __reduce_add_sync(0xffffffffu, count);
-        if (s.lane == 0) s.room.counts[group] = count;
-    });
-    __syncthreads();
-    // Each thread has a run of groups; ranks of their first tokens replace the counts.
-    u32 each = ceil_div(s.groups, THREADS), from = min(threadIdx.x * each, s.groups), to = min(from + each, s.groups);
-    u64 sum = 0, total;
-    for (u32 g = from; g < to; g++) sum += s.room.counts[g];
-    u64 rank = block_scan(s.room, sum, total);
-    u64 first = only_last ? count - 1 : 0;
-    u32 mine[GROUPS_MAX / THREADS];
-    for (u32 g = from; g < to; g++) mine[g - from] = s.room.counts[g];
-    __syncthreads();
-    if (threadIdx.x < at) s.room.list[threadIdx.x] = held;
-    for (u32 g = from; g < to; g++) {
-        u64 next = rank + mine[g - from];
-        // Few groups hold ranks that are asked for: `count` is at most TOP_MAX, or one rank is.
-        if (rank < count && next > first)
-            for (u32 token = g * GROUP; token < min((g + 1) * GROUP, s.logits.vocab); token++) {
-                if (ordered(s.logits.at(token)) != key) continue;
-                if (rank >= first && rank < count) s.room.list[at + rank - first] = token_key(key, token);
-                rank++;
-            }
-        rank = next;
-    }
-    __syncthreads();
-}
-
-/// A key that at least `n` groups reach, `1 <= n <= groups`, so at least `n` tokens do, and few more groups than `n`.
-__device__ __noinline__ u32 nth_group(const Search& s, u32 n, u32 peak) {
-    u32 least = 0xffffffffu;
-    const u32 impossible = ordered(__uint_as_float(0xff800000u));
-    if (threadIdx.x < BINS) s.room.bins[threadIdx.x] = 0;
-    for (u32 g = threadIdx.x; g < s.groups; g += THREADS)
-        if (s.room.keys[g] > impossible) least = min(least, s.room.keys[g]);
-    least = ~block_max(s.room, ~least);
-    // Equal steps down from the peak. Rounding can't turn the order of two distances.
-    float top = unordered(peak), range = __fsub_rn(top, unordered(least));
-    float scale = range > 0.0f ? __fdiv_rn(BINS - 1, range) : 0.0f;
-    auto bin = [&](u32 key) {
-        return key <= impossible ? BINS - 1
-                                 : min(__float2uint_rz(__fmul_rn(__fsub_rn(top, unordered(key)), scale)), BINS - 1);
-    };
-    for (u32 g = threadIdx.x; g < s.groups; g += THREADS) atomicAdd(&s.room.bins[bin(s.room.keys[g])], 1);
-    __syncthreads();
-    if (s.warp == 0) {
-        u32 bins[BINS / 32], sum = 0;
-#pragma unroll
-        for (u32 i = 0; i < BINS / 32; i++) sum += bins[i] = s.room.bins[s.lane * (BINS / 32) + i];
-        u32 up_to = sum;
-#pragma unroll
-        for (u32 d = 1; d < 32; d <<= 1) {
-            u32 other = __shfl_up_sync(0xffffffffu, up_to, d);
-            if (s.lane >= d) up_to += other;
-        }
-        u32 before = up_to - sum, last = 0;
-#pragma unroll
-        for (u32 i = 0; i < BINS / 32; i++) {
-            before += bins[i];
-            last += before < n;
-        }
-        if (up_to - sum < n && n <= up_to) s.room.found = s.lane * (BINS / 32) + last;
-    }
-    __syncthreads();
-    u32 last = s.room.found, low = 0xffffffffu;
-    for (u32 g = threadIdx.x; g < s.groups; g += THREADS)
-        if (bin(s.room.keys[g]) <= last) low = min(low, s.room.keys[g]);
-    return ~block_max(s.room, ~low);
-}
-
-/// Where a sum over the order of keys reaches a number: at `token`, whose logit's key is `key`; with it the sum is `sum`.
-struct Reached {
-    u32 key;
-    u32 token;
-    u64 sum;
-};
-
-/// Amounts are weights, or 1 each where there are no weights. Everything from `low` on must reach `need`, at least 1.
-/// Each pass cuts the range of keys that holds the answer into eight, until what is left has room on the list.
-__device__ __noinline__ Reached reach(const Search& s, const Weights* w, u32 low, u32 high, u64 need) {
-    u64 above = 0;
-    u32 between = 0xffffffffu; // tokens in low .. high
-    for (u32 pass = 0; high - low > 1 && between > LIST; pass++) {
-        u32 pivots[PIVOTS];
-        // First by value, since the keys of numbers near 0 are many; then by key, which ends in 11 passes at most.
-        float from = unordered(max(low, 0x00800000u)), width = __fsub_rn(unordered(high - 1), from);
-        u32 step = (high - low - 1) / (PIVOTS + 1) + 1;
-#pragma unroll
-        for (u32 i = 0; i < PIVOTS; i++) {
-            float part = (i + 1) / (float)(PIVOTS + 1);
-            u64 pivot = pass < 3 && is_finite(width) ? ordered(__fadd_rn(from, __fmul_rn(width, part)))
-                                                     : (u64)low + (u64)step * (i + 1);
-            pivots[i] = (u32)min(max(pivot, (u64)low), (u64)high);
-        }
-        u64 sums[PIVOTS] = {};
-        u32 numbers[PIVOTS] = {}, all = 0;
-        each_token(s, low, high, [&](u32 key, float x, u32) {
-            u64 amount = w ? mass(x, *w) : 1;
-            all++;
-#pragma unroll
-            for (u32 i = 0; i < PIVOTS; i++)
-                if (key >= pivots[i]) sums[i] += amount, numbers[i]++;
-        });
-        u32 total = (u32)block_sum(s.room, all);
-        __syncthreads();
-#pragma unroll
-        for (u32 i = 0; i < PIVOTS; i++) {
-            sums[i] = warp_sum(sums[i]);
-            numbers[i] = __reduce_add_sync(0xffffffffu, numbers[i]);
-            if (s.lane == 0) s.room.sums[i][s.warp] = sums[i], s.room.numbers[i][s.warp] = numbers[i];
-        }
-        __syncthreads();
-        // Sums fall from pivot to pivot: the last that suffices is the new low, the next one the new high.
-        u64 beyond = above;
-        u32 in_low = total, in_high = 0;
-#pragma unroll
-        for (u32 i = 0; i < PIVOTS; i++) {
-            u64 sum = beyond;
-            u32 number = 0;
-#pragma unroll
-            for (u32 v = 0; v < WARPS; v++) sum += s.room.sums[i][v], number += s.room.numbers[i][v];
-            if (sum >= need) low = pivots[i], in_low = number;
-            else if (pivots[i] < high) high = pivots[i], above = sum, in_high = number;
-        }
-        between = in_low - in_high;
-    }
-    if (between > LIST) {
-        // One logit, and more tokens than the list holds.
-        u64 each = w ? mass(unordered(low), *w) : 1, count = (need - above + each - 1) / each;
-        list_equals(s, low, count, 0, true);
-        return {low, ~(u32)s.room.list[0], above + count * each};
-    }
-    u32 listed = collect(s, low, high);
-    sort(s.room, listed);
-    u64 own[EACH], sum = 0, total;
-#pragma unroll
-    for (u32 i = 0; i < EACH; i++) {
-        u32 place = threadIdx.x * EACH + i;
-        own[i] = place >= listed ? 0 : w ? mass(unordered((u32)(s.room.list[place] >> 32)), *w) : 1;
-        sum += own[i];
-    }
-    u64 running = above + block_scan(s.room, sum, total);
-#pragma unroll
-    for (u32 i = 0; i < EACH; i++) {
-        if (running < need && need <= running + own[i]) {
-            s.room.found = threadIdx.x * EACH + i;
-            s.room.left = running + own[i];
-        }
-        running += own[i];
-    }
-    __syncthreads();
-    u64 key = s.room.list[s.room.found];
-    return {(u32)(key >> 32), ~(u32)key, s.room.left};
-}
+#include "sample_search.cuh"
 
 // ---- choosing ----
 
@@ -435,31 +78,41 @@ __device__ u32 draw_from_list(const Search& s, const SampleRow& r, const Weights
 }
 
 /// Weight of the tokens whose keys are at least `low`, those of `low` itself up to token `last` only.
-__device__ __noinline__ u64 mass_from(const Search& s, const Weights& w, u32 low, u32 last) {
+__device__ __noinline__ u64 mass_from(const Search& search, const Weights& weights, u32 low, u32 last) {
+    const Search s = search;
+    const Weights w = weights;
     u64 sum = 0;
-    each_token(s, low, 0xffffffffu, [&](u32 key, float x, u32 token) {
-        if (key > low || token <= last) sum += mass(x, w);
+    each_group(s, low, [&](u32 group, const float(&x)[4]) {
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            u32 key = ordered(x[j]), token = s.logits.token(group, s.lane, j);
+            u64 own = mass(x[j], w);
+            sum += token < s.logits.vocab && (key > low || (key == low && token <= last)) ? own : 0;
+        }
     });
     return block_sum(s.room, sum);
 }
 
-/// The same without a list of all that may be kept.
-__device__ u32 draw_by_passes(const Search& s, const SampleRow& r, const Weights& w, u32 low, u64 all, u32 uniform) {
-    u32 end = ordered(w.largest) + 1, weighing = ordered(__fadd_rn(w.largest, w.lowest));
+/// The same without a list of all that may be kept. `listed`: how many tokens there are from `low` on.
+__device__ u32 draw_by_passes(const Search& s, const SampleRow& r, const Weights& w, u32 low, u32 listed, u64 all,
+                              u32 uniform) {
+    u32 end = ordered(w.largest) + 1, from = ordered(last_weighing(w));
     u64 total = all;
+    take_sample(s, w);
     if (r.top_k) {
         // The floor of min_p may lie above the last of top_k.
         bool floored = r.flags & TRUNCATES_MIN_P;
-        Reached cut = reach(s, nullptr, floored ? 0 : low, end, r.top_k);
-        total = floored && low > cut.key ? mass_from(s, w, low, 0xffffffffu) : mass_from(s, w, cut.key, cut.token);
+        Reached cut = reach(s, false, w, floored ? 0 : low, end, r.top_k, floored ? s.logits.vocab : listed);
+        from = floored && low > cut.key ? low : cut.key;
+        total = mass_from(s, w, from, from == cut.key ? cut.token : 0xffffffffu);
     } else if (!all) {
-        total = mass_from(s, w, low, 0xffffffffu);
+        from = low, total = mass_from(s, w, low, 0xffffffffu);
     }
     if (r.top_p < 1.0f) {
-        Reached cut = reach(s, &w, weighing, end, share_of(total, r.top_p));
-        total = cut.sum, weighing = cut.key;
+        Reached cut = reach(s, true, w, from, end, share_of(total, r.top_p), total);
+        total = cut.sum, from = cut.key;
     }
-    return reach(s, &w, weighing, end, part_of(total, uniform) + 1).token;
+    return reach(s, true, w, from, end, part_of(total, uniform) + 1, total).token;
 }
 
 /// Draws from the tokens that min_p, top_k and top_p leave. `all`: weight of all tokens, or 0 if none was taken.
@@ -469,7 +122,7 @@ __device__ u32 draw_truncated(const Search& s, const SampleRow& r, const Weights
         // The nucleus: one step down after another, until what is listed weighs enough or is too much.
         u64 need = share_of(all, r.top_p), weight = 0;
         for (float depth = 4.0f; weight < need; depth += 4.0f) {
-            low = depth > 28.0f ? ordered(__fadd_rn(w.largest, w.lowest))
+            low = depth > 28.0f ? ordered(last_weighing(w))
                                 : ordered(__fsub_rn(w.largest, __fmul_rn(depth, w.temperature)));
             listed = collect(s, low, 0xffffffffu);
             if (listed > LIST) break;
@@ -485,7 +138,7 @@ __device__ u32 draw_truncated(const Search& s, const SampleRow& r, const Weights
         }
         listed = collect(s, low, 0xffffffffu);
     }
-    if (listed > LIST) return draw_by_passes(s, r, w, low, all, uniform);
+    if (listed > LIST) return draw_by_passes(s, r, w, low, listed, all, uniform);
     sort(s.room, listed);
     return draw_from_list(s, r, w, listed, all, uniform);
 }
@@ -497,7 +150,9 @@ __device__ void likeliest(const Search& s, u32 n, u32 peak) {
     u32 low = n <= s.groups ? nth_group(s, n, peak) : 0;
     u32 listed = collect(s, low, 0xffffffffu);
     if (listed > LIST) {
-        Reached cut = reach(s, nullptr, low, peak + 1, n);
+        Weights any = weights(unordered(peak), 1.0f);
+        take_sample(s, any);
+        Reached cut = reach(s, false, any, low, peak + 1, n, listed);
         listed = collect(s, cut.key + 1, 0xffffffffu);
         list_equals(s, cut.key, n - listed, listed, false);
         listed = n;

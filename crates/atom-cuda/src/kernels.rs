@@ -30,7 +30,7 @@ macro_rules! headers {
     };
 }
 
-headers! { "rows.cuh" }
+headers! { "rows.cuh" "sample.cuh" "sample_search.cuh" }
 
 macro_rules! sources {
     ($( $name:literal $variants:expr; )*) => {
@@ -51,6 +51,9 @@ sources! {
     "rows" &[&[]];
     "rope" &[&[]];
     "route" &[&[]];
+    "sample" &[&[]];
+    "sample_finish" &[&[]];
+    "sample_load" &[&[]];
 }
 
 impl Source {

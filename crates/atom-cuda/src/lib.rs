@@ -21,6 +21,7 @@ pub mod launch;
 mod library;
 mod memory;
 mod module;
+pub mod sample_rows;
 
 pub use api::{CublasLt, Driver, Nvrtc};
 pub use blas::{Blas, Product};

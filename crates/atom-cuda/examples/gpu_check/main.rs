@@ -5,6 +5,7 @@
 
 mod blas;
 mod kit;
+mod sample;
 mod step;
 
 use kit::Kit;
@@ -13,7 +14,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 type Checks = fn(&mut Kit) -> Result<(), atom_cuda::CudaError>;
 
-const FAMILIES: &[(&str, Checks)] = &[("step", step::checks), ("blas", blas::checks)];
+const FAMILIES: &[(&str, Checks)] =
+    &[("step", step::checks), ("blas", blas::checks), ("sample", sample::checks)];
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
