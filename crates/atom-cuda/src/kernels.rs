@@ -31,6 +31,7 @@ macro_rules! headers {
 }
 
 headers! { "rows.cuh" "dependent.cuh" "hopper.cuh" }
+headers! { "rows.cuh" "sample.cuh" "sample_search.cuh" }
 
 macro_rules! sources {
     ($( $name:literal $variants:expr; )*) => {
@@ -71,6 +72,9 @@ sources! {
     "attend_simple" &[&[]];
     "attend_split" &[&["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"], &["WIDTH=128", "SMALL_SHARED"]];
     "attend_tiles" &[&["WIDTH=64"], &["WIDTH=96"], &["WIDTH=128"], &["WIDTH=256"]];
+    "sample" &[&[]];
+    "sample_finish" &[&[]];
+    "sample_load" &[&[]];
 }
 
 impl Source {

@@ -7,4 +7,5 @@ pub mod norm;
 pub mod rope;
 pub mod route;
 pub mod rows;
+pub mod sample;
 pub mod step;

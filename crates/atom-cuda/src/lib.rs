@@ -33,6 +33,7 @@ mod simple;
 mod staging;
 mod weights;
 mod work;
+pub mod sample_rows;
 
 pub use api::{CublasLt, Driver, Nvrtc};
 pub use backend::CudaBackend;

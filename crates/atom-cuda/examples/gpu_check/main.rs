@@ -10,6 +10,7 @@ mod norm;
 mod rope;
 mod route;
 mod rows;
+mod sample;
 mod step;
 
 use kit::Kit;
@@ -25,6 +26,8 @@ const FAMILIES: &[(&str, Checks)] = &[("step", step::checks), ("blas", blas::che
     ("route", route::checks)];
 const FAMILIES: &[(&str, Checks)] =
     &[("step", step::checks), ("blas", blas::checks), ("attend", attend::checks)];
+const FAMILIES: &[(&str, Checks)] =
+    &[("step", step::checks), ("blas", blas::checks), ("sample", sample::checks)];
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
