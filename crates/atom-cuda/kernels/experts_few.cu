@@ -1,12 +1,13 @@
 // Op::Experts for the fewest rows (decode), bf16: two launches. Each block sorts the choices for itself, in shared memory;
 // the second product has all experts of its outputs in one block, so it also weighs and adds.
 //
-//   experts_few_gate_d{D}_bf16          gated[position, w] = silu(gate . x) * (up . x), positions in sorted order
-//       dynamic shared memory = FEW + 16 held + D * 16384 + 8192 + 8 * (ceil(hidden / 128) * 256 + 64)
-//   experts_few_down_d{D}_{bf16,out32}  right behind it; sums = 1: out [rows, hidden] = weighted sums in the order of the route,
+// Definition: DEPTH (of the rings).
+//   experts_few_gate_bf16          gated[position, w] = silu(gate . x) * (up . x), positions in sorted order
+//       dynamic shared memory = FEW + 16 held + DEPTH * 16384 + 8192 + 8 * (ceil(hidden / 128) * 256 + 64)
+//   experts_few_down_{bf16,out32}  right behind it; sums = 1: out [rows, hidden] = weighted sums in the order of the route,
 //       from 0, in f32, every real row; sums = 0: out [rows, top_k * hidden], y at the place of its choice
-//       dynamic shared memory = FEW + 16 held + D * 24576 + 64 * rows * top_k
-//   FEW = 12288; grid = multiprocessors, block 256; D in {8, 6, 4}; dynamic shared memory at most 232448
+//       dynamic shared memory = FEW + 16 held + DEPTH * 24576 + 64 * rows * top_k
+//   FEW = 12288; grid = multiprocessors, block 256
 //
 // rows (capacity lanes * lane_rows) <= 64, rows * top_k <= 512, held <= 1024; hidden and width multiples of 8.
 // x [rows, hidden], routes [rows, 2 top_k] f32, gate_up [held, 2 width, hidden], down [held, hidden, width].
@@ -178,7 +179,7 @@ struct FewCursor {
         input = g < at.z ? down.gated + (u64)(at.y + g) * down.inputs : nullptr;
     }
     /// Sends for the weights, the inputs or both of this step, and goes to the next.
-    template <int DEPTH, bool WEIGHTS, bool INPUTS> __device__ __forceinline__ void fetch(const FewDown& down, u32 ring) {
+    template <int AHEAD, bool WEIGHTS, bool INPUTS> __device__ __forceinline__ void fetch(const FewDown& down, u32 ring) {
         if (unit < down.units()) {
             u32 to = ring + slot * FewDown::SLOT + threadIdx.x * 16;
 #pragma unroll
@@ -198,23 +199,23 @@ struct FewCursor {
                 enter(down);
             }
         }
-        slot = slot + 1 == DEPTH ? 0 : slot + 1;
+        slot = slot + 1 == AHEAD ? 0 : slot + 1;
         cp_async_commit();
     }
 };
 
 /// One tile's 16 outputs of up to 8 choices, into y by position.
-template <int DEPTH> __device__ __forceinline__ void few_tile(const FewDown& down, FewCursor& next, u32 ring, int& slot, ushort4 at, float* y) {
+template <int AHEAD> __device__ __forceinline__ void few_tile(const FewDown& down, FewCursor& next, u32 ring, int& slot, ushort4 at, float* y) {
     float4 acc = {};
 #pragma unroll 1
     for (int step = 0; step < down.steps(); step++) {
-        cp_async_wait<DEPTH - 2>();
+        cp_async_wait<AHEAD - 2>();
         u32 from = ring + slot * FewDown::SLOT + threadIdx.x * 16;
         uint4 a[6];
 #pragma unroll
         for (int j = 0; j < 6; j++) a[j] = load_shared16(from + j * STREAM_THREADS * 16);
-        slot = slot + 1 == DEPTH ? 0 : slot + 1;
-        next.fetch<DEPTH, true, true>(down, ring);
+        slot = slot + 1 == AHEAD ? 0 : slot + 1;
+        next.fetch<AHEAD, true, true>(down, ring);
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             mma16816(acc, a[2 * j].x, a[2 * j + 1].x, a[2 * j].y, a[2 * j + 1].y, a[4 + j].x, a[4 + j].y);
@@ -247,20 +248,20 @@ __device__ __forceinline__ void few_out(const FewPlan& plan, const Choosers& who
     }
 }
 
-template <int DEPTH, typename Out>
+template <int AHEAD, typename Out>
 __device__ __forceinline__ void few_down(const FewDown& down, const Choosers& who, u8* shared, Out* out, int sums) {
     u32 ring = shared_address(shared);
-    float* y = (float*)(shared + DEPTH * FewDown::SLOT);
+    float* y = (float*)(shared + AHEAD * FewDown::SLOT);
     FewCursor next(down), inputs(down);
 #pragma unroll 1
-    for (int i = 0; i < DEPTH - 1; i++) next.fetch<DEPTH, true, false>(down, ring);
+    for (int i = 0; i < AHEAD - 1; i++) next.fetch<AHEAD, true, false>(down, ring);
     wait_for_kernels_before();
     let_next_kernel_start();
 #pragma unroll 1
-    for (int i = 0; i < DEPTH - 1; i++) inputs.fetch<DEPTH, false, true>(down, ring);
+    for (int i = 0; i < AHEAD - 1; i++) inputs.fetch<AHEAD, false, true>(down, ring);
     int slot = 0;
     for (int unit = blockIdx.x; unit < down.units(); unit += gridDim.x) {
-        for (int tile = threadIdx.x / 32; tile < down.plan.tiles; tile += 8) few_tile<DEPTH>(down, next, ring, slot, down.plan.tile[tile], y);
+        for (int tile = threadIdx.x / 32; tile < down.plan.tiles; tile += 8) few_tile<AHEAD>(down, next, ring, slot, down.plan.tile[tile], y);
         __syncthreads();
         few_out(down.plan, who, y, out, unit, down.hidden, sums);
         __syncthreads();
@@ -270,9 +271,25 @@ __device__ __forceinline__ void few_down(const FewDown& down, const Choosers& wh
 
 extern __shared__ __align__(128) u8 few_shared[];
 
-#define FEW_GATE(D)                                                                                                                 extern "C" __global__ void __launch_bounds__(STREAM_THREADS, 1) experts_few_gate_d##D##_bf16(                                       const bf16* x, const float* routes, const bf16* gate_up, bf16* gated, const u32* real_rows, int lanes, int lane_rows,           int top_k, int first, int held, int hidden, int width) {                                                                        FewPlan& plan = *(FewPlan*)few_shared;                                                                                          wait_for_kernels_before();                                                                                                      few_plan(plan, routes, {real_rows, lanes, lane_rows, top_k, first, held});                                                      u8* rest = few_shared + FEW_BYTES + held * sizeof(FewExpert);                                                                   stream_products<8, 1, D>(FewGateJob{plan, x, gate_up, gated, hidden, width, top_k}, rest);                                  }
-#define FEW_DOWN(D, SUFFIX, OUT)                                                                                                    extern "C" __global__ void __launch_bounds__(STREAM_THREADS, 1) experts_few_down_d##D##_##SUFFIX(                                   const bf16* gated, const float* routes, const bf16* down, OUT* out, const u32* real_rows, int lanes, int lane_rows,             int top_k, int first, int held, int hidden, int width, int sums) {                                                              FewPlan& plan = *(FewPlan*)few_shared;                                                                                          Choosers who{real_rows, lanes, lane_rows, top_k, first, held};                                                                  few_plan(plan, routes, who);                                                                                                    u8* rest = few_shared + FEW_BYTES + held * sizeof(FewExpert);                                                                   few_down<D, OUT>(FewDown{plan, gated, down, width, hidden}, who, rest, out, sums);                                          }
-#define FEW(D)                    FEW_GATE(D)                   FEW_DOWN(D, bf16, bf16)       FEW_DOWN(D, out32, float)
-FEW(8)
-FEW(6)
-FEW(4)
+extern "C" __global__ void __launch_bounds__(STREAM_THREADS, 1)
+    experts_few_gate_bf16(const bf16* x, const float* routes, const bf16* gate_up, bf16* gated, const u32* real_rows, int lanes,
+                          int lane_rows, int top_k, int first, int held, int hidden, int width) {
+    FewPlan& plan = *(FewPlan*)few_shared;
+    wait_for_kernels_before();
+    few_plan(plan, routes, {real_rows, lanes, lane_rows, top_k, first, held});
+    u8* rest = few_shared + FEW_BYTES + held * sizeof(FewExpert);
+    stream_products<8, 1, DEPTH>(FewGateJob{plan, x, gate_up, gated, hidden, width, top_k}, rest);
+}
+
+#define FEW_DOWN(NAME, OUT)                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(STREAM_THREADS, 1)                                                         \
+        NAME(const bf16* gated, const float* routes, const bf16* down, OUT* out, const u32* real_rows, int lanes,           \
+             int lane_rows, int top_k, int first, int held, int hidden, int width, int sums) {                              \
+        FewPlan& plan = *(FewPlan*)few_shared;                                                                              \
+        Choosers who{real_rows, lanes, lane_rows, top_k, first, held};                                                      \
+        few_plan(plan, routes, who);                                                                                        \
+        u8* rest = few_shared + FEW_BYTES + held * sizeof(FewExpert);                                                       \
+        few_down<DEPTH, OUT>(FewDown{plan, gated, down, width, hidden}, who, rest, out, sums);                              \
+    }
+FEW_DOWN(experts_few_down_bf16, bf16)
+FEW_DOWN(experts_few_down_out32, float)

@@ -17,6 +17,7 @@
 // columns computed are nobody's. Rows of A alternate between 8 of gate and 8 of up, so a lane holds both values of a
 // column and the activation costs no exchange. Warpgroup 0 fetches (weights by TMA; rows of x, which lie anywhere, by
 // cp.async), 1 and 2 multiply 64 weight rows each. A sum runs along K in one order whatever the tile.
+#if __CUDA_ARCH__ == 900 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #include "dependent.cuh"
 #include "experts_choices.cuh"
 #include "hopper.cuh"
@@ -244,3 +245,4 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                            const uint4* tiles, const u32* slots, int hidden, int width) {
     grouped(DownJob{down, gated, y, {counts, tiles, slots}, width, hidden});
 }
+#endif

@@ -30,7 +30,7 @@ macro_rules! headers {
     };
 }
 
-headers! {}
+headers! { "dependent.cuh" "experts_choices.cuh" "hopper.cuh" "stream.cuh" }
 
 macro_rules! sources {
     ($( $name:literal $variants:expr; )*) => {
@@ -46,7 +46,13 @@ macro_rules! sources {
 }
 
 sources! {
+    "experts_few" &[&["DEPTH=4"], &["DEPTH=8"]];
+    "experts_gemm" &[&[]];
+    "experts_plan" &[&[]];
+    "experts_simple" &[&[]];
+    "experts_small" &[&["ROW_TILES=1", "DEPTH=4"], &["ROW_TILES=2", "DEPTH=4"]];
     "step" &[&[]];
+    "stream_linear" &[&["ROW_TILES=2", "DEPTH=8"]];
 }
 
 impl Source {

@@ -2,4 +2,5 @@
 //!
 //! Grids come from capacities and the GPU only. A capture fixes them, so they must not depend on a step.
 
+pub mod experts;
 pub mod step;

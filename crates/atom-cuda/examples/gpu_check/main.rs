@@ -4,6 +4,7 @@
 //! `N passed, N failed`.
 
 mod blas;
+mod experts;
 mod kit;
 mod step;
 
@@ -13,7 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 type Checks = fn(&mut Kit) -> Result<(), atom_cuda::CudaError>;
 
-const FAMILIES: &[(&str, Checks)] = &[("step", step::checks), ("blas", blas::checks)];
+const FAMILIES: &[(&str, Checks)] = &[("step", step::checks), ("blas", blas::checks), ("experts", experts::checks)];
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();

@@ -1,16 +1,17 @@
 // Op::Linear for few rows: bf16 weights stream once through persistent blocks; see stream.cuh. Also with the activation
 // behind it (gate and up in one matrix), and with an RMS norm in front.
 //
-//   linear_small_n{NT}_d{D}[_half]_{bf16,out32}        out[r, o] = w[o] . x[r] + bias[o]; bias f32 [outputs] or null
-//   linear_small_norm_n{NT}_d{D}[_half]_{bf16,out32}   the same of norm(x): x / sqrt(mean(x^2) + eps) * norm, rounded to bf16
-//   linear_small_gated[_norm]_n{NT}_d{D}_bf16          weights [2 width, inputs]: gate, then up; out[r, w] = silu(gate) * up
+// Definitions: ROW_TILES (1, 2: up to 8 ROW_TILES rows), DEPTH (8, 6, 4: as for experts_small).
+//   stream_linear[_half]_{bf16,out32}        out[r, o] = w[o] . x[r] + bias[o]; bias f32 [outputs] or null
+//   stream_linear_norm[_half]_{bf16,x32_bf16}   the same of norm(x): x / sqrt(mean(x^2) + eps) * norm, rounded to bf16
+//   stream_linear_gated_bf16, stream_linear_gated_norm_{bf16,x32_bf16}   weights [2 width, inputs]: gate, then up; out[r, w] = silu(gate) * up
 //
-// norm: x may be float (suffix x32 before the out type's) or bf16; if `add` (bf16 [rows, inputs]) is not null the norm is
-// that of x + add, which block 0 also writes to `residual` (same type as x; another buffer than x, which others still read).
-// NT in {1, 2}: up to 8 NT rows. `real_rows` points at the number of real rows; no row behind them is read or written.
-// D in {8, 4} as for experts_small; half: a unit is 8 outputs, not 16, for matrices of fewer than 16 * 4 * multiprocessors rows.
-// inputs a multiple of 8.
-// grid = multiprocessors, block 256; dynamic shared memory = D * 16384 + NT * 8192 + 8 * NT * (ceil(inputs / 128) * 256 + 64)
+// norm: x may be float (x32) or bf16; if `add` (bf16 [rows, inputs]) is not null the norm is that of x + add, which block 0
+// also writes to `residual` (same type as x; another buffer than x, which others still read).
+// `header[row_place]` is the number of real rows; no row behind them is read or written.
+// half: a unit is 8 outputs, not 16: for matrices of fewer than 64 rows a multiprocessor. inputs a multiple of 8.
+// grid = multiprocessors, block 256;
+// dynamic shared memory = DEPTH * 16384 + ROW_TILES * 8192 + 8 * ROW_TILES * (ceil(inputs / 128) * 256 + 64)
 // All may be launched with programmatic dependent launch: weights are fetched before the kernels in front are done.
 #include "stream.cuh"
 
@@ -98,7 +99,7 @@ template <typename Source> struct Matrix {
     static constexpr bool WEIGHTS_FIRST = true;
     Source source;
     const bf16* matrix;
-    const u32* real_rows;
+    const int* real_rows;
     int inputs, outputs;
 
     __device__ __forceinline__ bool has_rows() const { return *real_rows > 0; }
@@ -155,43 +156,41 @@ template <typename Source> struct GatedJob : Matrix<Source> {
 extern __shared__ __align__(128) u8 linear_shared[];
 
 #define KERNEL(NAME) extern "C" __global__ void __launch_bounds__(STREAM_THREADS, 1) NAME
-#define LINEAR(NT, D, HALF, TAG, SUFFIX, OUT)                                                                                         \
-    KERNEL(linear_small_n##NT##_d##D##TAG##_##SUFFIX)                                                                                 \
-    (const bf16* x, const bf16* matrix, const float* bias, OUT* out, const u32* real_rows, int inputs, int outputs) {                 \
-        stream_products<LINEAR_WARPS, NT, D>(LinearJob<Plain, OUT, HALF>{{{x}, matrix, real_rows, inputs, outputs}, bias, out}, linear_shared); \
+#define LINEAR(NAME, HALF, OUT)                                                                                                \
+    KERNEL(NAME)                                                                                                               \
+    (const int* header, int row_place, const bf16* x, const bf16* matrix, const float* bias, OUT* out, int inputs, int outputs) { \
+        stream_products<LINEAR_WARPS, ROW_TILES, DEPTH>(                                                                       \
+            LinearJob<Plain, OUT, HALF>{{{x}, matrix, header + row_place, inputs, outputs}, bias, out}, linear_shared);        \
     }
-#define NORM_LINEAR(NT, D, HALF, TAG, SUFFIX, R, OUT)                                                                                 \
-    KERNEL(linear_small_norm_n##NT##_d##D##TAG##_##SUFFIX)                                                                            \
-    (const R* x, const bf16* add, R* residual, const float* norm, float eps, const bf16* matrix, const float* bias, OUT* out,         \
-     const u32* real_rows, int inputs, int outputs) {                                                                                 \
-        stream_products<LINEAR_WARPS, NT, D>(                                                                                         \
-            LinearJob<Normed<R>, OUT, HALF>{{{x, add, residual, norm, eps}, matrix, real_rows, inputs, outputs}, bias, out}, linear_shared); \
+#define NORM_LINEAR(NAME, HALF, R, OUT)                                                                                        \
+    KERNEL(NAME)                                                                                                               \
+    (const int* header, int row_place, const R* x, const bf16* add, R* residual, const float* norm, float eps,                 \
+     const bf16* matrix, const float* bias, OUT* out, int inputs, int outputs) {                                               \
+        stream_products<LINEAR_WARPS, ROW_TILES, DEPTH>(                                                                       \
+            LinearJob<Normed<R>, OUT, HALF>{                                                                                   \
+                {{x, add, residual, norm, eps}, matrix, header + row_place, inputs, outputs}, bias, out},                      \
+            linear_shared);                                                                                                    \
     }
-#define GATED(NT, D)                                                                                                                  \
-    KERNEL(linear_small_gated_n##NT##_d##D##_bf16)                                                                                    \
-    (const bf16* x, const bf16* matrix, bf16* out, const u32* real_rows, int inputs, int width) {                                     \
-        stream_products<LINEAR_WARPS, NT, D>(GatedJob<Plain>{{{x}, matrix, real_rows, inputs, width}, out}, linear_shared);           \
+#define NORM_GATED(NAME, R)                                                                                                    \
+    KERNEL(NAME)                                                                                                               \
+    (const int* header, int row_place, const R* x, const bf16* add, R* residual, const float* norm, float eps,                 \
+     const bf16* matrix, bf16* out, int inputs, int width) {                                                                   \
+        stream_products<LINEAR_WARPS, ROW_TILES, DEPTH>(                                                                       \
+            GatedJob<Normed<R>>{{{x, add, residual, norm, eps}, matrix, header + row_place, inputs, width}, out},              \
+            linear_shared);                                                                                                    \
     }
-#define NORM_GATED(NT, D, SUFFIX, R)                                                                                                  \
-    KERNEL(linear_small_gated_norm_n##NT##_d##D##_##SUFFIX)                                                                           \
-    (const R* x, const bf16* add, R* residual, const float* norm, float eps, const bf16* matrix, bf16* out, const u32* real_rows,     \
-     int inputs, int width) {                                                                                                         \
-        stream_products<LINEAR_WARPS, NT, D>(GatedJob<Normed<R>>{{{x, add, residual, norm, eps}, matrix, real_rows, inputs, width}, out}, \
-                                             linear_shared);                                                                          \
-    }
-#define ALL(NT, D)                                       \
-    LINEAR(NT, D, false, , bf16, bf16)                   \
-    LINEAR(NT, D, false, , out32, float)                 \
-    LINEAR(NT, D, true, _half, bf16, bf16)               \
-    LINEAR(NT, D, true, _half, out32, float)             \
-    NORM_LINEAR(NT, D, false, , bf16, bf16, bf16)        \
-    NORM_LINEAR(NT, D, false, , x32_bf16, float, bf16)   \
-    NORM_LINEAR(NT, D, true, _half, bf16, bf16, bf16)    \
-    NORM_LINEAR(NT, D, true, _half, x32_bf16, float, bf16) \
-    GATED(NT, D)                                         \
-    NORM_GATED(NT, D, bf16, bf16)                        \
-    NORM_GATED(NT, D, x32_bf16, float)
-ALL(1, 8)
-ALL(2, 8)
-ALL(1, 4)
-ALL(2, 4)
+
+LINEAR(stream_linear_bf16, false, bf16)
+LINEAR(stream_linear_out32, false, float)
+LINEAR(stream_linear_half_bf16, true, bf16)
+LINEAR(stream_linear_half_out32, true, float)
+NORM_LINEAR(stream_linear_norm_bf16, false, bf16, bf16)
+NORM_LINEAR(stream_linear_norm_x32_bf16, false, float, bf16)
+NORM_LINEAR(stream_linear_norm_half_bf16, true, bf16, bf16)
+NORM_LINEAR(stream_linear_norm_half_x32_bf16, true, float, bf16)
+NORM_GATED(stream_linear_gated_norm_bf16, bf16)
+NORM_GATED(stream_linear_gated_norm_x32_bf16, float)
+KERNEL(stream_linear_gated_bf16)
+(const int* header, int row_place, const bf16* x, const bf16* matrix, bf16* out, int inputs, int width) {
+    stream_products<LINEAR_WARPS, ROW_TILES, DEPTH>(GatedJob<Plain>{{{x}, matrix, header + row_place, inputs, width}, out}, linear_shared);
+}
