@@ -78,7 +78,27 @@ __device__ __forceinline__ void few_tiles(FewPlan& plan, int held) {
     if (threadIdx.x == 0) plan.tiles = total >> 16;
 }
 
+/// The plan of a single row: its choices are in the order of experts already.
+__device__ __forceinline__ void few_plan_of_one(FewPlan& plan, const float* routes, const Choosers& who) {
+    int place = threadIdx.x;
+    if (place < 32) {
+        float number = place < who.top_k ? routes[place] : NO_EXPERT;
+        float weight = place < who.top_k ? routes[place + who.top_k] : 0.0f;
+        int expert = is_real(who, 0) ? held_expert(who, number) : -1;
+        u32 ours = __ballot_sync(0xffffffffu, expert >= 0), position = __popc(ours & ((1u << place) - 1));
+        plan.weight[place] = weight;
+        plan.place[place] = expert >= 0 ? position : NO_PLACE;
+        if (expert >= 0) {
+            plan.tile[position] = make_ushort4(expert, position, 1, 0);
+            plan.slot[position] = place;
+        }
+        if (place == 0) plan.tiles = __popc(ours);
+    }
+    __syncthreads();
+}
+
 __device__ __forceinline__ void few_plan(FewPlan& plan, const float* routes, const Choosers& who) {
+    if (who.lanes * who.lane_rows == 1 && who.top_k <= 32) return few_plan_of_one(plan, routes, who);
     FewExpert* experts = few_experts(plan);
     int choices = who.lanes * who.lane_rows * who.top_k, expert[2], row[2];
 #pragma unroll

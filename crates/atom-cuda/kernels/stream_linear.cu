@@ -6,8 +6,8 @@
 //   stream_linear_norm[_half]_{bf16,x32_bf16}   the same of norm(x): x / sqrt(mean(x^2) + eps) * norm, rounded to bf16
 //   stream_linear_gated_bf16, stream_linear_gated_norm_{bf16,x32_bf16}   weights [2 width, inputs]: gate, then up; out[r, w] = silu(gate) * up
 //
-// norm: x may be float (x32) or bf16; if `add` (bf16 [rows, inputs]) is not null the norm is that of x + add, which block 0
-// also writes to `residual` (same type as x; another buffer than x, which others still read).
+// norm: x may be float (x32) or bf16; if `add` (bf16 [rows, inputs]) is not null the norm is that of x + add, which the last
+// block also writes to `residual` (same type as x; another buffer than x, which others still read).
 // `header[row_place]` is the number of real rows; no row behind them is read or written.
 // half: a unit is 8 outputs, not 16: for matrices of fewer than 64 rows a multiprocessor. inputs a multiple of 8.
 // grid = multiprocessors, block 256;
@@ -45,8 +45,9 @@ __device__ __forceinline__ void store8(bf16* to, const float (&x)[8]) {
     *(uint4*)to = make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
 }
 
-/// Rows of x, normalised; a warp a row, which is read twice (the second time from the caches).
+/// Rows of x, normalised by all threads together; each value is read twice, the second time from the caches.
 template <typename R> struct Normed {
+    static constexpr int ROWS = 8 * ROW_TILES;
     const R* x;
     const bf16* add;
     R* residual;
@@ -61,31 +62,53 @@ template <typename R> struct Normed {
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] = to_float(From<R>::of(v[i] + a[i]));
     }
-    __device__ __forceinline__ void load(int rows, int inputs, u32 to) const {
-        int chunks = (inputs + 127) / 128 * 16, lane = threadIdx.x % 32;
-        for (int row = threadIdx.x / 32; row < (rows + 7) / 8 * 8; row += 8) {
-            if (row >= rows) {
-                load_input_row(nullptr, to, inputs, row);
-                continue;
-            }
-            float squares = 0.0f, v[8];
-#pragma unroll 4
-            for (int chunk = lane; chunk * 8 < inputs; chunk += 32) {
+    /// 1 / root mean square of each row, by all threads.
+    __device__ __forceinline__ void scales(int rows, int inputs, float (&scale)[ROWS]) const {
+        __shared__ float sums[8][ROWS];
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            scale[row] = 0.0f;
+            if (row >= rows) continue;
+#pragma unroll 2
+            for (int chunk = threadIdx.x; chunk * 8 < inputs; chunk += STREAM_THREADS) {
+                float v[8];
                 sum8((u64)row * inputs + chunk * 8, v);
-                if (add && blockIdx.x == 0) store8(residual + (u64)row * inputs + chunk * 8, v);
+                // The last block always has a unit.
+                if (add && blockIdx.x == gridDim.x - 1) store8(residual + (u64)row * inputs + chunk * 8, v);
 #pragma unroll
-                for (int i = 0; i < 8; i++) squares = fmaf(v[i], v[i], squares);
+                for (int i = 0; i < 8; i++) scale[row] = fmaf(v[i], v[i], scale[row]);
             }
-            float scale = rsqrtf(warp_sum(squares) / inputs + eps);
-#pragma unroll 4
-            for (int chunk = lane; chunk < chunks; chunk += 32) {
-                uint4 out = make_uint4(0, 0, 0, 0);
-                if (chunk * 8 < inputs) {
-                    float w[8];
-                    sum8((u64)row * inputs + chunk * 8, v);
-                    load8(norm + chunk * 8, w);
+        }
 #pragma unroll
-                    for (int i = 0; i < 8; i++) v[i] *= scale * w[i];
+        for (int row = 0; row < ROWS; row++) {
+            float sum = warp_sum(scale[row]);
+            if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32][row] = sum;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int warp = 0; warp < 8; warp++) sum += sums[warp][row];
+            scale[row] = rsqrtf(sum / inputs + eps);
+        }
+    }
+    __device__ __forceinline__ void load(int rows, int inputs, u32 to) const {
+        float scale[ROWS];
+        scales(rows, inputs, scale);
+        int chunks = (inputs + 127) / 128 * 16;
+        for (int chunk = threadIdx.x; chunk < chunks; chunk += STREAM_THREADS) {
+            float w[8] = {};
+            if (chunk * 8 < inputs) load8(norm + chunk * 8, w);
+#pragma unroll
+            for (int row = 0; row < ROWS; row++) {
+                if (row >= (rows + 7) / 8 * 8) continue;
+                uint4 out = make_uint4(0, 0, 0, 0);
+                if (row < rows && chunk * 8 < inputs) {
+                    float v[8];
+                    sum8((u64)row * inputs + chunk * 8, v);
+#pragma unroll
+                    for (int i = 0; i < 8; i++) v[i] *= scale[row] * w[i];
                     out = make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
                 }
                 store_input(to, inputs, row, chunk, out);

@@ -46,7 +46,7 @@ macro_rules! sources {
 }
 
 sources! {
-    "experts_few" &[&["DEPTH=4"], &["DEPTH=8"]];
+    "experts_few" &[&["DEPTH=4"], &["DEPTH=6"]];
     "experts_gemm" &[&[]];
     "experts_plan" &[&[]];
     "experts_simple" &[&[]];

@@ -61,7 +61,7 @@ fn check(kit: &mut Kit, case: &Case) -> Result<(), CudaError> {
     run(kit, case, Element::BF16, small(2, 4))?;
     if s.rows() <= 64 && s.choices() <= 512 {
         run(kit, case, Element::BF16, few(4))?;
-        run(kit, case, Element::BF16, few(8))?;
+        run(kit, case, Element::BF16, few(6))?;
     }
     if kit.device.properties().capability == (9, 0) {
         run(kit, case, Element::BF16, ExpertsPath::Grouped)?;

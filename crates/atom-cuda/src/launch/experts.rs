@@ -253,7 +253,9 @@ impl Experts {
     ) -> Result<(), CudaError> {
         let (s, w) = (&self.shape, self.workspace().at(a.workspace));
         assert!(a.sums || a.out_element == Element::BF16, "single outputs of grouped products are bf16");
-        let launch = Launch::new(queue.processors(), 384).shared(GROUPED_SHARED).overlapping();
+        // Clusters of two, see the kernel.
+        let blocks = queue.processors() / 2 * 2;
+        let launch = Launch::new(blocks, 384).shared(GROUPED_SHARED).overlapping();
         let (hidden, width) = (int(s.hidden), int(s.width));
         let (counts, tiles, slots) = (w.counts.into(), w.tiles.into(), w.slots.into());
         let y = if a.sums { w.y } else { a.out };
@@ -266,7 +268,7 @@ impl Experts {
         ];
         // SAFETY: the caller's.
         unsafe {
-            self.plan(queue, a, 256, 16)?;
+            self.plan(queue, a, GROUPED_TILE, 16)?;
             queue.launch("experts_gemm", "experts_gemm_gate_bf16", launch, &gate_args)?;
             queue.launch("experts_gemm", "experts_gemm_down_bf16", launch, &down_args)?;
             if a.sums { self.combine(queue, a, y, Element::BF16) } else { Ok(()) }
@@ -332,7 +334,7 @@ impl Experts {
                 return Workspace { counts: 0, tiles: 0, slots: 0, histogram: 0, y: 0, end: 0 };
             }
             ExpertsPath::Small { row_tiles, .. } => (8 * row_tiles, 4),
-            ExpertsPath::Grouped => (256, 2),
+            ExpertsPath::Grouped => (GROUPED_TILE, 2),
         };
         let mut end = 0;
         let mut place = |bytes: usize| {
@@ -363,7 +365,7 @@ struct Workspace<Place> {
 
 impl Workspace<usize> {
     fn at(self, start: Address) -> Workspace<Address> {
-        let at = |offset: usize| Address(start.0 + offset as u64);
+        let at = |offset: usize| start.plus(offset);
         let Self { counts, tiles, slots, histogram, y, end } = self;
         Workspace {
             counts: at(counts),
@@ -385,7 +387,7 @@ impl ExpertsPath {
         let room = gpu.shared_bytes_max as usize;
         if shape.rows() <= FEW_ROWS && shape.choices() <= FEW_CHOICES {
             let fitting = [0, 1].map(|i| {
-                (3..=8).rev().find(|&depth| few_shared(shape, [depth; 2])[i] <= room)
+                (3..=FEW_DEPTH).rev().find(|&depth| few_shared(shape, [depth; 2])[i] <= room)
             });
             if let [Some(gate), Some(down)] = fitting {
                 return Self::Few { depths: [gate, down] };
@@ -427,7 +429,7 @@ impl ExpertsMaps {
                 &[2 * width, 2 * hidden * width],
                 &[64, 128, 1],
             )?,
-            gated: map(arrays.gated, &[width, choices], &[2 * width], &[64, 16])?,
+            gated: map(arrays.gated, &[width, choices], &[2 * width], &[64, 8])?,
         })
     }
 }
@@ -471,14 +473,21 @@ const PLAN_ROWS: usize = 256;
 /// Each of a block's 256 threads has up to four experts.
 const HELD_MAX: usize = 1024;
 
-/// Row capacities up to this are faster by two launches than by grouped products.
-const FEW_ROWS: usize = 32;
+/// Row capacities up to this are faster by two launches than by grouped products: 281 and 309 us at 64 rows. Its kernels
+/// can't have more.
+const FEW_ROWS: usize = 64;
+
+/// Deeper rings are no faster.
+const FEW_DEPTH: usize = 6;
 
 /// Each of a block's 256 threads has up to two choices.
 const FEW_CHOICES: usize = 512;
 
 /// Dynamic shared memory of `experts_gemm.cu`.
-const GROUPED_SHARED: u32 = 227_456;
+const GROUPED_SHARED: u32 = 231_488;
+
+/// Choices of a tile of `experts_gemm.cu`.
+const GROUPED_TILE: usize = 320;
 
 #[cfg(test)]
 mod tests;

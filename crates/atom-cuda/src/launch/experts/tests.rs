@@ -14,7 +14,7 @@ fn shape(rows: usize) -> ExpertsShape {
 fn the_bucket_decides_which_kernels_run() {
     let h200 = gpu((9, 0), 232_448);
     let path = |rows| Experts::new(shape(rows), &h200).path();
-    assert_eq!(path(1), ExpertsPath::Few { depths: [8, 8] });
+    assert_eq!(path(1), ExpertsPath::Few { depths: [6, 6] });
     assert!(matches!(path(FEW_ROWS), ExpertsPath::Few { .. }));
     assert_eq!(path(FEW_ROWS + 1), ExpertsPath::Grouped);
     let f32 = ExpertsShape { element: Element::F32, ..shape(1) };
@@ -53,7 +53,7 @@ fn parts_of_the_workspace_lie_apart() {
     let choices = 8192 * 8;
     let parts = [
         (w.counts, 8),
-        (w.tiles, 16 * (128 + choices / 256)),
+        (w.tiles, 16 * (128 + choices / GROUPED_TILE)),
         (w.slots, 4 * choices),
         (w.histogram, 4 * 32 * 128),
         (w.y, 2 * choices * 2048),
