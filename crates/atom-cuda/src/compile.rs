@@ -152,8 +152,14 @@ impl<'a> Compiler<'a> {
         let nvrtc = self.nvrtc;
         // SAFETY: all strings end in 0 and live until the end of this function; the library copies them.
         unsafe {
-            let result =
-                nvrtc.nvrtcCreateProgram(&raw mut job.program, text.as_ptr(), name.as_ptr(), 0, none, none);
+            let result = nvrtc.nvrtcCreateProgram(
+                &raw mut job.program,
+                text.as_ptr(),
+                name.as_ptr(),
+                HEADERS.len() as c_int,
+                texts.as_ptr(),
+                names.as_ptr(),
+            );
             nvrtc.check("nvrtcCreateProgram", result)?;
             let result = nvrtc.nvrtcCompileProgram(job.program, options.len() as c_int, options.as_ptr());
             if let Err(error) = nvrtc.check("nvrtcCompileProgram", result) {

@@ -30,7 +30,7 @@ macro_rules! headers {
     };
 }
 
-headers! { "dependent.cuh" "experts_choices.cuh" "hopper.cuh" "stream.cuh" }
+headers! { "dependent.cuh" "experts_choices.cuh" "hopper.cuh" "rows.cuh" "stream.cuh" }
 
 macro_rules! sources {
     ($( $name:literal $variants:expr; )*) => {
@@ -46,13 +46,28 @@ macro_rules! sources {
 }
 
 sources! {
-    "experts_few" &[&["DEPTH=4"], &["DEPTH=6"]];
-    "experts_gemm" &[&[]];
-    "experts_plan" &[&[]];
-    "experts_simple" &[&[]];
-    "experts_small" &[&["ROW_TILES=1", "DEPTH=4"], &["ROW_TILES=2", "DEPTH=4"]];
     "step" &[&[]];
-    "stream_linear" &[&["ROW_TILES=2", "DEPTH=8"]];
+    "weights" &[&[]];
+    "rows" &[&[]];
+    "norm" &[&[]];
+    "rope" &[&[]];
+    "route" &[&[]];
+    "attend_simple" &[&[]];
+    "attend_split" &[&[]];
+    "attend_tiles" &[&[]];
+    "experts_simple" &[&[]];
+    "experts_plan" &[&[]];
+    "experts_few" &[&["DEPTH=4"], &["DEPTH=6"]];
+    "experts_small" &[&["ROW_TILES=1", "DEPTH=4"], &["ROW_TILES=2", "DEPTH=4"]];
+    "experts_gemm" &[&[]];
+    "linear_small" &[&[]];
+    "sample" &[&[]];
+    "sample_finish" &[&[]];
+    "sample_load" &[&[]];
+    "norm" &[&[]];
+    "rows" &[&[]];
+    "rope" &[&[]];
+    "route" &[&[]];
 }
 
 impl Source {

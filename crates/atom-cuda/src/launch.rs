@@ -3,4 +3,8 @@
 //! Grids come from capacities and the GPU only. A capture fixes them, so they must not depend on a step.
 
 pub mod experts;
+pub mod norm;
+pub mod rope;
+pub mod route;
+pub mod rows;
 pub mod step;
