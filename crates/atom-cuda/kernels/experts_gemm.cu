@@ -76,13 +76,13 @@ struct Part {
 };
 
 /// d = A B over `blocks` stages; leaves `at` behind them.
-template <int N>
+template <int N, bool IS_GATHERED>
 __device__ __forceinline__ void multiply(float (&d)[2][WGMMA_REGISTERS], const Ring& ring, Place& at, int blocks, int warpgroup) {
     u32 before = 0;
 #pragma unroll 1
     for (int block = 0; block < blocks; block++) {
         barrier_wait(ring.full(at.stage), at.phase);
-        proxy_fence();
+        if (IS_GATHERED) proxy_fence(); // cp.async is not the copy engine
         u64 a = wgmma_tile(ring.a(at.stage) + warpgroup * (A_BYTES / 2)), b = wgmma_tile(ring.b(at.stage));
         wgmma_fence();
 #pragma unroll
@@ -100,10 +100,11 @@ __device__ __forceinline__ void multiply(float (&d)[2][WGMMA_REGISTERS], const R
     ring.release(before);
 }
 
+template <bool IS_GATHERED>
 __device__ __forceinline__ void multiply_any(int n, float (&d)[2][WGMMA_REGISTERS], const Ring& ring, Place& at, int blocks, int warpgroup) {
     switch (n / 8) {
 #define CASE(N) \
-    case N: multiply<8 * N>(d, ring, at, blocks, warpgroup); break;
+    case N: multiply<8 * N, IS_GATHERED>(d, ring, at, blocks, warpgroup); break;
         default: // nobody's part: the other block still needs this one's half of A
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10)
         CASE(11) CASE(12) CASE(13) CASE(14) CASE(15) CASE(16) CASE(17) CASE(18) CASE(19) CASE(20)
@@ -119,6 +120,7 @@ struct GateJob {
     int inputs, outputs, top_k;
     static constexpr int COLUMNS = TILE / 2, CHUNK = 32, ROW_BYTES = 128;
     static constexpr int FULL_ARRIVALS = 129;
+    static constexpr bool IS_GATHERED = true;
 
     /// 128 threads: an eighth of a row's 128 bytes each, 16 rows at a time.
     __device__ __forceinline__ void fetch(const Ring& ring, Place& at, const Part& part, int m, u32 rank) const {
@@ -169,6 +171,7 @@ struct DownJob {
     int inputs, outputs;
     static constexpr int COLUMNS = TILE, CHUNK = 16, ROW_BYTES = 256;
     static constexpr int FULL_ARRIVALS = 1;
+    static constexpr bool IS_GATHERED = false;
 
     /// One warp: every lane may fetch 8 rows of gated.
     __device__ __forceinline__ void fetch(const Ring& ring, Place& at, const Part& part, int m, u32 rank) const {
@@ -263,7 +266,7 @@ template <typename Job> __device__ __forceinline__ void grouped(const Job& job) 
 #pragma unroll 1
         for (int item = cluster; item < items; item += clusters) {
             Part part(job.plan.tiles[item / across], rank);
-            multiply_any(part.n, d, ring, at, (job.inputs + 63) / 64, warpgroup);
+            multiply_any<Job::IS_GATHERED>(part.n, d, ring, at, (job.inputs + 63) / 64, warpgroup);
             int column = item % across * Job::COLUMNS + warpgroup * (Job::COLUMNS / 2);
             write_out(job, d, staging, buffer, part, column, 1 + warpgroup);
         }

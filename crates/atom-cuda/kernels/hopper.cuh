@@ -44,8 +44,10 @@ __device__ __forceinline__ u32 cluster_address(u32 at, u32 rank) {
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
     return there;
 }
+/// Orders nothing but what this block's threads see: a release for the whole cluster is a fence of the GPU's memory, which
+/// took longer than the stage it was for. Enough where only reads of shared memory come before it.
 __device__ __forceinline__ void barrier_arrive_there(u32 barrier) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 /// Ordinary writes to shared memory before this are seen by wgmma and bulk copies after it.
