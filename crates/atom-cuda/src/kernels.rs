@@ -32,6 +32,7 @@ macro_rules! headers {
 
 headers! { "rows.cuh" "dependent.cuh" "hopper.cuh" }
 headers! { "rows.cuh" "sample.cuh" "sample_search.cuh" }
+headers! { "dependent.cuh" "experts_choices.cuh" "hopper.cuh" "rows.cuh" "stream.cuh" }
 
 macro_rules! sources {
     ($( $name:literal $variants:expr; )*) => {
@@ -58,8 +59,8 @@ sources! {
     "attend_tiles" &[&[]];
     "experts_simple" &[&[]];
     "experts_plan" &[&[]];
-    "experts_few" &[&[]];
-    "experts_small" &[&[]];
+    "experts_few" &[&["DEPTH=4"], &["DEPTH=6"]];
+    "experts_small" &[&["ROW_TILES=1", "DEPTH=4"], &["ROW_TILES=2", "DEPTH=4"]];
     "experts_gemm" &[&[]];
     "linear_small" &[&[]];
     "sample" &[&[]];

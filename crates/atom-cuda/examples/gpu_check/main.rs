@@ -5,6 +5,7 @@
 
 mod attend;
 mod blas;
+mod experts;
 mod kit;
 mod norm;
 mod rope;
@@ -28,6 +29,7 @@ const FAMILIES: &[(&str, Checks)] =
     &[("step", step::checks), ("blas", blas::checks), ("attend", attend::checks)];
 const FAMILIES: &[(&str, Checks)] =
     &[("step", step::checks), ("blas", blas::checks), ("sample", sample::checks)];
+const FAMILIES: &[(&str, Checks)] = &[("step", step::checks), ("blas", blas::checks), ("experts", experts::checks)];
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
