@@ -41,7 +41,7 @@ __device__ __forceinline__ u32 group_peaks(const float (&x)[GROUPS_OF_BLOCK][4],
 
 /// Largest logit of every group of 128 tokens and of every split, of the logits that the choice is made from and,
 /// where these differ and are asked for, of the model's own. Any NaN counts as largest.
-extern "C" __global__ void __launch_bounds__(THREADS) sample_peaks(const __grid_constant__ SampleArgs a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 8) sample_peaks(const __grid_constant__ SampleArgs a) {
     u32 row = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     let_next_start();
     bool real = row < (u32)a.header[OUT_ROWS];
@@ -107,7 +107,7 @@ __device__ void weigh_blocks(const SampleArgs& a, u32 row, const SampleRow& r, S
 }
 
 /// Weights at the row's temperature where all tokens take part in a draw, and at 1 where log-probabilities are asked for.
-extern "C" __global__ void __launch_bounds__(THREADS) sample_masses(const __grid_constant__ SampleArgs a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 8) sample_masses(const __grid_constant__ SampleArgs a) {
     u32 row = blockIdx.y;
     let_next_start();
     const SampleRow& r = a.rows[row];

@@ -124,7 +124,7 @@ __device__ u32 draw_truncated(const Search& s, const SampleRow& r, const Weights
         for (float depth = 4.0f; weight < need; depth += 4.0f) {
             low = depth > 28.0f ? ordered(last_weighing(w))
                                 : ordered(__fsub_rn(w.largest, __fmul_rn(depth, w.temperature)));
-            listed = collect(s, low, 0xffffffffu);
+            listed = collect(s, low);
             if (listed > LIST) break;
             weight = 0;
             for (u32 i = threadIdx.x; i < listed; i += THREADS) weight += mass(unordered((u32)(s.room.list[i] >> 32)), w);
@@ -136,7 +136,7 @@ __device__ u32 draw_truncated(const Search& s, const SampleRow& r, const Weights
             double largest = w.largest, floor = __dadd_rn(largest, r.min_p_log);
             low = max(low, ordered(__double2float_rn(floor < largest ? floor : largest)));
         }
-        listed = collect(s, low, 0xffffffffu);
+        listed = collect(s, low);
     }
     if (listed > LIST) return draw_by_passes(s, r, w, low, listed, all, uniform);
     sort(s.room, listed);
@@ -148,12 +148,12 @@ __device__ u32 draw_truncated(const Search& s, const SampleRow& r, const Weights
 /// The `n` likeliest, sorted, at the front of the list.
 __device__ void likeliest(const Search& s, u32 n, u32 peak) {
     u32 low = n <= s.groups ? nth_group(s, n, peak) : 0;
-    u32 listed = collect(s, low, 0xffffffffu);
+    u32 listed = collect(s, low);
     if (listed > LIST) {
         Weights any = weights(unordered(peak), 1.0f);
         take_sample(s, any);
         Reached cut = reach(s, false, any, low, peak + 1, n, listed);
-        listed = collect(s, cut.key + 1, 0xffffffffu);
+        listed = collect(s, cut.key + 1);
         list_equals(s, cut.key, n - listed, listed, false);
         listed = n;
     }
