@@ -25,6 +25,28 @@ __device__ __forceinline__ Split split_of(const SampleArgs& a) {
     return {from, min(from + each, blocks)};
 }
 
+/// A lane's values of a block, as the model gave them. Whole blocks of aligned rows, nearly all, go without questions.
+__device__ __forceinline__ void load_block(const Logits& logits, u32 block, u32 lane, float (&x)[GROUPS_OF_BLOCK][4]) {
+    if (logits.aligned && (block + 1) * BLOCK <= logits.vocab) {
+        const float4* from = (const float4*)(logits.raw + block * BLOCK) + lane;
+#pragma unroll
+        for (u32 g = 0; g < GROUPS_OF_BLOCK; g++) {
+            float4 v = from[g * (GROUP / 4)];
+            x[g][0] = v.x, x[g][1] = v.y, x[g][2] = v.z, x[g][3] = v.w;
+        }
+    } else {
+#pragma unroll
+        for (u32 g = 0; g < GROUPS_OF_BLOCK; g++) logits.load(block * GROUPS_OF_BLOCK + g, lane, x[g]);
+    }
+}
+
+/// The same as the choice sees them.
+__device__ __forceinline__ void change_block(const Logits& logits, u32 block, u32 lane, float (&x)[GROUPS_OF_BLOCK][4]) {
+    if (!logits.changes()) return;
+#pragma unroll
+    for (u32 g = 0; g < GROUPS_OF_BLOCK; g++) logits.change(block * GROUPS_OF_BLOCK + g, lane, x[g]);
+}
+
 /// Writes the largest values of four groups, one a lane, and returns the largest of them to all lanes.
 __device__ __forceinline__ u32 group_peaks(const float (&x)[GROUPS_OF_BLOCK][4], u32 lane, u32* keys) {
     u32 mine = 0, largest = 0;
@@ -49,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) sample_peaks(const __gr
     wait_for_inputs();
     if (!real) return;
     Logits logits = logits_of(a, row, r, CHOICE);
-    bool raw = keeps_raw(r), changes = logits.changes();
+    bool raw = keeps_raw(r);
     u32 groups = ceil_div(a.vocab, BLOCK) * GROUPS_OF_BLOCK;
     u32* keys = a.keys + (u64)row * 2 * groups;
     u32 largest[2] = {0, 0};
@@ -57,13 +79,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) sample_peaks(const __gr
     for (u32 block = split.from + warp; block < split.to; block += WARPS) {
         u32 group = block * GROUPS_OF_BLOCK;
         float x[GROUPS_OF_BLOCK][4];
-#pragma unroll
-        for (u32 g = 0; g < GROUPS_OF_BLOCK; g++) logits.load(group + g, lane, x[g]);
+        load_block(logits, block, lane, x);
         if (raw) largest[RAW] = max(largest[RAW], group_peaks(x, lane, keys + groups + group));
-        if (changes) {
-#pragma unroll
-            for (u32 g = 0; g < GROUPS_OF_BLOCK; g++) logits.change(group + g, lane, x[g]);
-        }
+        change_block(logits, block, lane, x);
         largest[CHOICE] = max(largest[CHOICE], group_peaks(x, lane, keys + group));
     }
     __shared__ u32 tops[2][WARPS];
@@ -87,8 +105,8 @@ __device__ __forceinline__ void weigh_blocks_by(const SampleArgs& a, u32 row, co
     Split split = split_of(a);
     for (u32 block = split.from + warp; block < split.to; block += WARPS) {
         float x[GROUPS_OF_BLOCK][4];
-#pragma unroll
-        for (u32 g = 0; g < GROUPS_OF_BLOCK; g++) logits.load_changed(block * GROUPS_OF_BLOCK + g, lane, x[g]);
+        load_block(logits, block, lane, x);
+        change_block(logits, block, lane, x);
         u64 sum = 0;
 #pragma unroll
         for (u32 g = 0; g < GROUPS_OF_BLOCK; g++)

@@ -93,37 +93,43 @@ __device__ __noinline__ u64 mass_from(const Search& search, const Weights& weigh
     return block_sum(s.room, sum);
 }
 
-/// The same without a list of all that may be kept. `listed`: how many tokens there are from `low` on.
+/// The same without a list of all that may be kept. `listed`: how many tokens there are from `low` on. `most`: what is
+/// known of the likeliest, less than what top_p keeps if nothing else truncates.
 __device__ u32 draw_by_passes(const Search& s, const SampleRow& r, const Weights& w, u32 low, u32 listed, u64 all,
-                              u32 uniform) {
-    u32 end = ordered(w.largest) + 1, from = ordered(last_weighing(w));
-    u64 total = all;
+                              Known most, u32 uniform) {
+    const Known nothing = {ordered(w.largest) + 1, 0};
+    Known least = {ordered(last_weighing(w)), all};
     take_sample(s, w);
     if (r.top_k) {
         // The floor of min_p may lie above the last of top_k.
         bool floored = r.flags & TRUNCATES_MIN_P;
-        Reached cut = reach(s, false, w, floored ? 0 : low, end, r.top_k, floored ? s.logits.vocab : listed);
-        from = floored && low > cut.key ? low : cut.key;
-        total = mass_from(s, w, from, from == cut.key ? cut.token : 0xffffffffu);
+        Known bottom = {floored ? 0 : low, floored ? s.logits.vocab : listed};
+        Reached cut = reach(s, false, w, bottom, nothing, r.top_k);
+        least.key = floored && low > cut.key ? low : cut.key;
+        least.sum = mass_from(s, w, least.key, least.key == cut.key ? cut.token : 0xffffffffu);
     } else if (!all) {
-        from = low, total = mass_from(s, w, low, 0xffffffffu);
+        least = {low, mass_from(s, w, low, 0xffffffffu)};
     }
     if (r.top_p < 1.0f) {
-        Reached cut = reach(s, true, w, from, end, share_of(total, r.top_p), total);
-        total = cut.sum, from = cut.key;
+        Reached cut = reach(s, true, w, least, most, share_of(least.sum, r.top_p));
+        least = {cut.key, cut.sum};
     }
-    return reach(s, true, w, from, end, part_of(total, uniform) + 1, total).token;
+    u64 need = part_of(least.sum, uniform) + 1;
+    if (need <= most.sum) return reach(s, true, w, most, nothing, need).token;
+    return reach(s, true, w, least, most, need).token;
 }
 
 /// Draws from the tokens that min_p, top_k and top_p leave. `all`: weight of all tokens, or 0 if none was taken.
 __device__ u32 draw_truncated(const Search& s, const SampleRow& r, const Weights& w, u64 all, u32 uniform) {
-    u32 low = 0, listed;
+    u32 low = 0, listed = 0;
+    Known most = {ordered(w.largest) + 1, 0};
     if (all) {
         // The nucleus: one step down after another, until what is listed weighs enough or is too much.
         u64 need = share_of(all, r.top_p), weight = 0;
         for (float depth = 4.0f; weight < need; depth += 4.0f) {
-            low = depth > 28.0f ? ordered(last_weighing(w))
-                                : ordered(__fsub_rn(w.largest, __fmul_rn(depth, w.temperature)));
+            if (weight) most = {low, weight};
+            low = ordered(depth > 28.0f ? last_weighing(w)
+                                        : __fsub_rn(w.largest, __fdiv_rn(__fmul_rn(depth, w.temperature), w.scale)));
             listed = collect(s, low);
             if (listed > LIST) break;
             weight = 0;
@@ -138,7 +144,7 @@ __device__ u32 draw_truncated(const Search& s, const SampleRow& r, const Weights
         }
         listed = collect(s, low);
     }
-    if (listed > LIST) return draw_by_passes(s, r, w, low, listed, all, uniform);
+    if (listed > LIST) return draw_by_passes(s, r, w, low, listed, all, most, uniform);
     sort(s.room, listed);
     return draw_from_list(s, r, w, listed, all, uniform);
 }
@@ -152,7 +158,7 @@ __device__ void likeliest(const Search& s, u32 n, u32 peak) {
     if (listed > LIST) {
         Weights any = weights(unordered(peak), 1.0f);
         take_sample(s, any);
-        Reached cut = reach(s, false, any, low, peak + 1, n, listed);
+        Reached cut = reach(s, false, any, {low, listed}, {peak + 1, 0}, n);
         listed = collect(s, cut.key + 1);
         list_equals(s, cut.key, n - listed, listed, false);
         listed = n;

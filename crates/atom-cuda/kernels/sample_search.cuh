@@ -164,7 +164,8 @@ __device__ __noinline__ u32 collect(const Search& search, u32 low) {
 
 /// Sorts the first `n` of the list, likeliest first. No two keys are equal.
 __device__ __noinline__ void sort(Room& room, u32 n) {
-    if (n <= THREADS) {
+    constexpr u32 FEW = 128;
+    if (n <= FEW) {
         u64 key = threadIdx.x < n ? room.list[threadIdx.x] : 0;
         u32 rank = 0;
         if (threadIdx.x < n)
@@ -174,14 +175,14 @@ __device__ __noinline__ void sort(Room& room, u32 n) {
         __syncthreads();
         return;
     }
-    u32 size = 2 * THREADS;
+    u32 size = 2 * FEW;
     while (size < n) size *= 2;
     for (u32 i = n + threadIdx.x; i < size; i += THREADS) room.list[i] = 0;
     __syncthreads();
     for (u32 run = 2; run <= size; run *= 2) {
         for (u32 step = run / 2; step; step /= 2) {
             for (u32 pair = threadIdx.x; pair < size / 2; pair += THREADS) {
-                u32 i = pair / step * step * 2 + pair % step, j = i + step;
+                u32 within = pair & (step - 1), i = (pair - within) * 2 + within, j = i + step;
                 u64 a = room.list[i], b = room.list[j];
                 if ((a < b) == ((i & run) == 0)) room.list[i] = b, room.list[j] = a;
             }
@@ -315,8 +316,8 @@ __device__ __noinline__ void take_sample(const Search& search, const Weights& we
 __device__ __forceinline__ void guess(const Search& s, bool by_mass, u32 pass, u32 low, u32 high, double part, u32& from,
                                       u32& to) {
     constexpr int TABLE = SAMPLE / SAMPLE_EACH;
-    // Twice the deviation of the sample's quantiles, and what the list has room for in a vocabulary of 160,000.
-    constexpr int AWAY = 3;
+    // As wide as three quarters of the list have room for: about the error of the sample in a vocabulary of 160,000.
+    const int away = max(((int)(LIST * 3 / 4 * TABLE / s.logits.vocab) - 1) / 2, 1);
     bool mine = threadIdx.x < TABLE;
     u32 key = mine ? s.room.samples[threadIdx.x] : 0;
     auto amount = [&](u32 i) { return by_mass ? (double)s.room.below[i] : (double)i; };
@@ -324,29 +325,34 @@ __device__ __forceinline__ void guess(const Search& s, bool by_mass, u32 pass, u
     double wanted = amount(first) + part * (amount(last) - amount(first));
     int row = __syncthreads_count(mine && amount(threadIdx.x) < wanted);
     if (last > first + 1 && pass < 4) {
-        from = s.room.samples[min(row + AWAY, TABLE)];
+        from = s.room.samples[min(row + away, TABLE)];
         // At least one key, so that many tokens of one logit are told apart from the others at once.
-        to = max(s.room.samples[max(row - AWAY, 0)], s.room.samples[min(row, TABLE)] + 1);
+        to = max(s.room.samples[max(row - away, 0)], s.room.samples[min(row, TABLE)] + 1);
     } else if (pass < 4) {
         from = low, to = high;
     } else {
-        u32 third = (high - low) / 3;
+        u32 third = max((high - low) / 3, 1u);
         from = low + third, to = high - third;
     }
     from = min(max(from, low), high - 1);
     to = min(max(to, from + 1), high);
 }
 
-/// Amounts are weights, or 1 each where there are no weights. Everything from `low` on must reach `need`, at least 1;
-/// `about` is about what it amounts to. A pass lists the tokens of a window and sums what lies above it and in it; that
+/// What stands at keys of at least `key` amounts to `sum`.
+struct Known {
+    u32 key;
+    u64 sum;
+};
+
+/// Amounts are weights, or 1 each where there are no weights. `high` is known to amount to less than `need`; everything
+/// from `low.key` on must reach it, and amounts to about `low.sum`. A pass lists the tokens of a window and sums what lies above it and in it; that
 /// answers, or tells on which side of the window to go on. A sample must have been taken.
-__device__ __noinline__ Reached reach(const Search& search, bool by_mass, const Weights& weights, u32 low, u32 high,
-                                      u64 need, u64 about) {
+__device__ __noinline__ Reached reach(const Search& search, bool by_mass, const Weights& weights, Known least,
+                                      Known most, u64 need) {
     const Search s = search;
     const Weights w = weights;
-    u64 above = 0;
-    u32 listed = LIST + 1;
-    low = max(low, 1); // 0 is no logit's key
+    u64 above = most.sum, about = least.sum;
+    u32 low = max(least.key, 1), high = most.key, listed = LIST + 1; // 0 is no logit's key
     for (u32 pass = 0; listed > LIST && !(pass && high - low == 1); pass++) {
         u32 from, to;
         double part = about > need ? (double)(need - above) / (double)(about - above) : 1.0;
