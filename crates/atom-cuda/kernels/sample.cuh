@@ -3,7 +3,8 @@
 // Everything here follows atom-cpu's `sample` to the bit. A token's weight e^((logit - largest) / temperature) is a
 // whole number of 2^-40, so sums of weights are exact: no number of blocks and no order of adding can change a draw, and
 // the CPU draws the same token from the same logits. For that every step of a weight is written with a rounding
-// intrinsic; nothing may be contracted or approximated.
+// intrinsic; nothing may be contracted or approximated. So tokens are the CPU's, without exception. Log-probabilities end
+// in a logarithm in f64 of another library and may differ by a unit in the last place of f32.
 #pragma once
 #include "rows.cuh"
 
