@@ -124,13 +124,52 @@ __device__ void weigh_blocks(const SampleArgs& a, u32 row, const SampleRow& r, S
     else weigh_blocks_by<INVERSE>(a, row, r, set, w, both);
 }
 
+/// The largest logit's first token, by one block.
+__device__ __forceinline__ void take_largest(const SampleArgs& a, u32 row, const SampleRow& r) {
+    u32 lane = threadIdx.x % 32, blocks = ceil_div(a.vocab, BLOCK), each = ceil_div(blocks, a.splits);
+    u32 peak = ordered(peak_of(a, row, CHOICE)), token = 0xffffffffu;
+    if (is_finite(unordered(peak))) {
+        // Every warp looks for the first split and in it for the first group that has it; the first warp goes on.
+        const u32* peaks = a.peaks + (u64)row * 2 * a.splits;
+        u32 split = 0xffffffffu, group = 0xffffffffu;
+        for (u32 i = lane; i < a.splits; i += 32)
+            if (peaks[i] == peak) split = min(split, i);
+        split = __reduce_min_sync(0xffffffffu, split);
+        const u32* keys = a.keys + (u64)row * 2 * blocks * GROUPS_OF_BLOCK;
+        u32 to = min((split + 1) * each, blocks) * GROUPS_OF_BLOCK;
+        __shared__ u32 found[WARPS];
+        for (u32 g = split * each * GROUPS_OF_BLOCK + threadIdx.x; g < to; g += THREADS)
+            if (keys[g] == peak) group = min(group, g);
+        group = __reduce_min_sync(0xffffffffu, group);
+        if (lane == 0) found[threadIdx.x / 32] = group;
+        __syncthreads();
+#pragma unroll
+        for (u32 w = 0; w < WARPS; w++) group = min(group, found[w]);
+        if (threadIdx.x >= 32) return;
+        Logits logits = logits_of(a, row, r, CHOICE);
+        float x[4];
+        logits.load(group, lane, x);
+        if (logits.changes()) logits.change(group, lane, x);
+#pragma unroll
+        for (u32 j = 0; j < 4; j++)
+            if (ordered(x[j]) == peak) token = min(token, logits.token(group, lane, j));
+        token = __reduce_min_sync(0xffffffffu, token);
+    }
+    if (threadIdx.x == 0) write_token(a, row, r, token);
+}
+
 /// Weights at the row's temperature where all tokens take part in a draw, and at 1 where log-probabilities are asked for.
+/// Where neither is needed, the row is done here.
 extern "C" __global__ void __launch_bounds__(THREADS, 8) sample_masses(const __grid_constant__ SampleArgs a) {
     u32 row = blockIdx.y;
     let_next_start();
     const SampleRow& r = a.rows[row];
     bool real = row < (u32)a.header[OUT_ROWS], choice = real && weighs_all(r), raw = real && r.flags & REPORTS;
     wait_for_inputs();
+    if (real && only_takes_largest(r)) {
+        if (blockIdx.x == 0) take_largest(a, row, r);
+        return;
+    }
     bool same = choice && raw && !keeps_raw(r) && r.temperature == 1.0f;
     // A row with NaN has no largest logit; its weights mean nothing and nobody reads them.
 #pragma unroll 1

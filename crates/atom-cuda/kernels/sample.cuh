@@ -240,6 +240,25 @@ __device__ __forceinline__ bool weighs_all(const SampleRow& r) {
     return !(r.flags & (SCORES_TARGET | TRUNCATES_MIN_P)) && r.temperature > 0.0f && r.top_k == 0;
 }
 
+/// Whether the row takes its largest logit and reports nothing else: sample_masses then does all, and sample_finish leaves.
+__device__ __forceinline__ bool only_takes_largest(const SampleRow& r) {
+    return !(r.flags & (SCORES_TARGET | REPORTS)) && r.temperature == 0.0f;
+}
+
+/// Writes a row's token without log-probabilities, and keeps it for the slot's next step; by one thread, when nobody reads
+/// the slot's history any more.
+__device__ __forceinline__ void write_token(const SampleArgs& a, u32 row, const SampleRow& r, u32 token) {
+    Scored& result = a.results[row];
+    result.token = token, result.logprob = __uint_as_float(0x7fc00000u), result.top = 0, result.unused = 0;
+    if (r.flags & SCORES_TARGET) return;
+    // A token that can't be chosen must still be one that the next step can look up.
+    a.last_token[r.slot] = token == NOT_A_NUMBER ? 0 : token;
+    if (r.flags & PENALISES && token != NOT_A_NUMBER) {
+        u16& entry = a.seen[(u64)r.slot * ceil_div(a.vocab, BLOCK) * BLOCK + token];
+        if ((entry & 0x7fff) != 0x7fff) entry++;
+    }
+}
+
 // ---- weights ----
 
 /// How a difference of logits is divided by the temperature; always as a division is rounded.

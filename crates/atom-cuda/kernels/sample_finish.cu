@@ -198,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_finish(const __grid
     bool real = row < (u32)a.header[OUT_ROWS];
     const SampleRow r = a.rows[row];
     wait_for_inputs();
-    if (!real) return;
+    if (!real || only_takes_largest(r)) return;
     u32 blocks = ceil_div(a.vocab, BLOCK), groups = blocks * GROUPS_OF_BLOCK;
     Scored& result = a.results[row];
     const u64* masses = a.masses + (u64)row * 2 * blocks;
@@ -237,15 +237,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_finish(const __grid
     }
     // Nobody reads the slot's history any more when it changes.
     __syncthreads();
-    if (threadIdx.x == 0) {
-        result.token = token, result.logprob = __uint_as_float(0x7fc00000u), result.top = 0, result.unused = 0;
-        // A token that can't be chosen must still be one that the next step can look up.
-        if (!scores) a.last_token[r.slot] = token == NOT_A_NUMBER ? 0 : token;
-        if (!scores && r.flags & PENALISES && token != NOT_A_NUMBER) {
-            u16& entry = a.seen[(u64)r.slot * blocks * BLOCK + token];
-            if ((entry & 0x7fff) != 0x7fff) entry++;
-        }
-    }
+    if (threadIdx.x == 0) write_token(a, row, r, token);
     if (token == NOT_A_NUMBER || !(r.flags & REPORTS)) return;
     Logits raw = logits_of(a, row, r, RAW);
     Search reported = {room, raw, groups, s.warp, s.lane};
