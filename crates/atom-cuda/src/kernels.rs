@@ -52,6 +52,12 @@ sources! {
     "norm" &[&[]];
     "rope" &[&[]];
     "route" &[&[]];
+    "linear_small" &[
+        &["ROWS_MAX=1", "RUN=4", "WARPS=16", "RING_KB=110", "NORM=0", "OUT=0"],
+        &["ROWS_MAX=2", "RUN=1", "WARPS=16", "RING_KB=111", "NORM=1", "OUT=1"],
+        &["ROWS_MAX=8", "RUN=3", "WARPS=16", "RING_KB=100", "NORM=0", "OUT=2"],
+        &["ROWS_MAX=16", "RUN=6", "WARPS=8", "RING_KB=88", "NORM=1", "OUT=3"],
+    ];
     "attend_simple" &[&[]];
     "attend_split" &[&[]];
     "attend_tiles" &[&[]];
@@ -60,14 +66,15 @@ sources! {
     "experts_few" &[&[]];
     "experts_small" &[&[]];
     "experts_gemm" &[&[]];
-    "linear_small" &[&[]];
     "sample" &[&[]];
     "sample_finish" &[&[]];
     "sample_load" &[&[]];
-    "norm" &[&[]];
-    "rows" &[&[]];
-    "rope" &[&[]];
-    "route" &[&[]];
+    "linear_small" &[
+        &["ROWS_MAX=1", "RUN=4", "WARPS=16", "RING_KB=110", "NORM=0", "OUT=0"],
+        &["ROWS_MAX=2", "RUN=1", "WARPS=16", "RING_KB=111", "NORM=1", "OUT=1"],
+        &["ROWS_MAX=8", "RUN=3", "WARPS=16", "RING_KB=100", "NORM=0", "OUT=2"],
+        &["ROWS_MAX=16", "RUN=6", "WARPS=8", "RING_KB=88", "NORM=1", "OUT=3"],
+    ];
 }
 
 impl Source {

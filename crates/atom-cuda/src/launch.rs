@@ -2,6 +2,7 @@
 //!
 //! Grids come from capacities and the GPU only. A capture fixes them, so they must not depend on a step.
 
+pub mod linear_small;
 pub mod norm;
 pub mod rope;
 pub mod route;
