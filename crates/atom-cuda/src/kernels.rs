@@ -69,12 +69,6 @@ sources! {
     "sample" &[&[]];
     "sample_finish" &[&[]];
     "sample_load" &[&[]];
-    "linear_small" &[
-        &["ROWS_MAX=1", "RUN=4", "WARPS=16", "RING_KB=110", "NORM=0", "OUT=0"],
-        &["ROWS_MAX=2", "RUN=1", "WARPS=16", "RING_KB=111", "NORM=1", "OUT=1"],
-        &["ROWS_MAX=8", "RUN=3", "WARPS=16", "RING_KB=100", "NORM=0", "OUT=2"],
-        &["ROWS_MAX=16", "RUN=6", "WARPS=8", "RING_KB=88", "NORM=1", "OUT=3"],
-    ];
 }
 
 impl Source {
