@@ -5,6 +5,7 @@
 
 mod blas;
 mod kit;
+mod linear_small;
 mod norm;
 mod rope;
 mod route;
@@ -17,11 +18,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 type Checks = fn(&mut Kit) -> Result<(), atom_cuda::CudaError>;
 
-const FAMILIES: &[(&str, Checks)] = &[("step", step::checks), ("blas", blas::checks),
+const FAMILIES: &[(&str, Checks)] = &[
+    ("step", step::checks),
+    ("blas", blas::checks),
+    ("linear_small", linear_small::checks),
     ("rows", rows::checks),
     ("norm", norm::checks),
     ("rope", rope::checks),
-    ("route", route::checks)];
+    ("route", route::checks),
+];
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();

@@ -117,8 +117,12 @@ impl SmallProduct {
         warps.iter().find_map(|&warps| {
             let runs = RUNS.iter().filter(|run| run.is_multiple_of(per)).filter_map(|&run| {
                 let ring_kb = ring_kb(rows_max, run, warps, shared_max)?;
-                (self.depth(rows_max, run, warps, ring_kb) >= 2)
-                    .then_some(Shape { rows_max, run, warps, ring_kb })
+                (self.depth(rows_max, run, warps, ring_kb) >= 2).then_some(Shape {
+                    rows_max,
+                    run,
+                    warps,
+                    ring_kb,
+                })
             });
             runs.min_by_key(|shape| {
                 let rounds = tiles.div_ceil(shape.run);
