@@ -3,7 +3,7 @@
 // Definitions make the kernel `linear_small`:
 //   ROWS_MAX  1, 2, 4, 8 or 16: rows of x at capacity, rounded up
 //   RUN       tiles of 8 outputs that a block sums together
-//   WARPS     of a block
+//   WARPS     of a block: 8 are best (16 take fewer steps each, but larger ones: 2 to 5% slower), 4 where 8 don't fit
 //   RING_KB   dynamic shared memory of a block
 //   NORM      1: x is the f32 residual, and its RMS norm goes in: the norm's weight is applied on the way in, and 1 / rms on
 //             the way out, so that no kernel stands in front. 0: x is bf16
@@ -20,7 +20,8 @@
 // two such blocks fit on a multiprocessor.
 //
 // Launch contract. inputs is a multiple of 8; x, W start on 16 bytes; block.x = 32 * WARPS; dynamic shared memory RING_KB
-// KiB. Any grid is right: outputs are given out in units of 8 (OUT 3: 8 pairs; outputs / 2 is a multiple of 8). `extent`
+// KiB, no more than a block's weights fill, so that several kernels of a chain find room at once. Any grid is right:
+// outputs are given out in units of 8 (OUT 3: 8 pairs; outputs / 2 is a multiple of 8), see `each` and `extra`. `extent`
 // is that of x.
 #include "rows.cuh"
 
@@ -48,6 +49,9 @@ struct Linear {
     u32 inputs;
     u32 outputs;
     float eps;
+    // Units of 8 outputs (OUT 3: of 8 pairs) that every block has, and how many blocks have one more.
+    u32 each;
+    u32 extra;
 };
 
 #if OUT == 0 || OUT == 3
@@ -56,10 +60,9 @@ typedef bf16 Y;
 typedef float Y;
 #endif
 
-/// 16 bytes to shared memory, or zeros if there is nothing to read.
-__device__ __forceinline__ void copy_16(u32 to, const void* from, bool is_there) {
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0)
-                 : "memory");
+/// 16 bytes to shared memory; zeros if `bytes` is 0, and then `from` is not read, wherever it points.
+__device__ __forceinline__ void copy_16(u32 to, const void* from, u32 bytes) {
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -71,58 +74,60 @@ __device__ __forceinline__ void multiply(float (&sum)[4], u32 a0, u32 a1, u32 a2
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-/// Asks for the weights of one step after the other, of all runs of a block.
+/// Asks for the weights of one step after the other, of all runs of a block. Short, since the ring is filled by it before
+/// anything else can start.
 struct Weights {
-    const char *base, *from;
+    const char* from;
     const float* norm;
-    u64 row_bytes, pair;
-    u32 to, start, end, step, steps, unit, last, last_of_lane, mine;
-    bool has_tail;
+    u64 tile_bytes, pair_bytes;
+    u32 to, end, step, steps, unit, last, last_of_lane, mine, tail_bytes;
 
     __device__ __forceinline__ void ask() {
         if (unit >= last) return;
-        bool is_there = step + 1 < steps || has_tail;
-        const char* row = is_there ? from : base;
+        u32 bytes = step + 1 < steps ? 16 : tail_bytes;
+        const char* tile = from;
 #pragma unroll
-        for (u32 j = 0; j < T; j++)
+        for (u32 j = 0; j < T; j++) {
             if (unit + j / PER < last_of_lane)
-                copy_16(to + j * THREADS * 16, row + (u64)(j / PER) * 8 * row_bytes + (j % PER ? pair : 0), is_there);
+                copy_16(to + j * THREADS * 16, PER == 2 && j % 2 ? tile + pair_bytes : tile, bytes);
+            if (j % PER == PER - 1) tile += tile_bytes;
+        }
         if (NORM && threadIdx.x % 32 < 4) {
             u32 place = to + (W_PLACES + X_PLACES) * 16 - threadIdx.x * 16 + threadIdx.x / 32 * 128 + threadIdx.x % 4 * 32;
-            const float* weights = norm + (is_there ? step * STEP + mine : 0);
-            copy_16(place, weights, is_there);
-            copy_16(place + 16, weights + 4, is_there);
+            const float* weights = norm + step * STEP + mine;
+            copy_16(place, weights, bytes);
+            copy_16(place + 16, weights + 4, bytes);
         }
-        to = to + PLACES * 16 == end ? start : to + PLACES * 16;
+        to += PLACES * 16;
+        if (to == end) to -= DEPTH * PLACES * 16;
         from += STEP * 2;
         if (++step == steps) {
             step = 0, unit += UNITS;
-            from += UNITS * 8 * row_bytes - steps * STEP * 2;
+            from += UNITS * tile_bytes - steps * STEP * 2;
         }
     }
 };
 
 /// Asks for the pieces of x alike.
 struct Inputs {
-    const char *base, *from;
+    const char* from;
     u64 half_bytes;
-    u32 to, start, end, step, steps, left, real;
-    bool has_tail;
+    u32 to, end, step, steps, left, real, tail_bytes;
 
     __device__ __forceinline__ void ask() {
         if (left == 0) return;
-        u32 g = threadIdx.x % 32 / 4;
-        bool has_columns = step + 1 < steps || has_tail;
+        u32 g = threadIdx.x % 32 / 4, bytes = step + 1 < steps ? 16 : tail_bytes;
         if (g < HALF_ROWS) {
 #pragma unroll
             for (u32 h = 0; h < HALVES; h++) {
-                bool is_there = has_columns && real >> (g + 8 * h) & 1;
 #pragma unroll
                 for (u32 i = 0; i < X_PIECES; i++)
-                    copy_16(to + (h * HALF_ROWS * 4 * X_PIECES + i) * 16, is_there ? from + h * half_bytes + 16 * i : base, is_there);
+                    copy_16(to + (h * HALF_ROWS * 4 * X_PIECES + i) * 16, from + h * half_bytes + 16 * i,
+                            real >> (g + 8 * h) & 1 ? bytes : 0);
             }
         }
-        to = to + PLACES * 16 >= end ? start : to + PLACES * 16;
+        to += PLACES * 16;
+        if (to >= end) to -= DEPTH * PLACES * 16;
         from += STEP * (NORM ? 4 : 2);
         if (++step == steps) step = 0, from -= steps * STEP * (NORM ? 4 : 2);
         left--;
@@ -146,16 +151,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) linear_small(Linear l, 
     __shared__ float squares_of[WARPS][HALVES * 8];
     let_next_start();
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, mine = warp * 32 + lane % 4 * 8;
-    u32 units = (l.outputs / PER + 7) / 8, columns = l.outputs / PER;
-    u32 first = (u64)blockIdx.x * units / gridDim.x, last = (u64)(blockIdx.x + 1) * units / gridDim.x;
+    u32 columns = l.outputs / PER;
+    u32 first = blockIdx.x * l.each + min(blockIdx.x, l.extra), last = first + l.each + (blockIdx.x < l.extra);
     u32 steps = (l.inputs + STEP - 1) / STEP;
-    // Whether this thread has columns in the last step of a row.
-    bool has_tail = (steps - 1) * STEP + mine < l.inputs;
+    // What this thread reads in the last step of a row: it may have no columns there.
+    u32 tail_bytes = (steps - 1) * STEP + mine < l.inputs ? 16 : 0;
     u64 row_bytes = (u64)l.inputs * 2;
-    u32 start = (u32)__cvta_generic_to_shared(ring), end = start + DEPTH * PLACES * 16, start_w = start + threadIdx.x * 16;
-    const char* base = reinterpret_cast<const char*>(l.weight) + first * 8 * row_bytes;
-    Weights weights = {base, base + g * row_bytes + mine * 2, l.norm_weight, row_bytes, (u64)columns * row_bytes, start_w, start_w,
-                       end + threadIdx.x * 16, 0, steps, first, last, min(last, (columns + 7 - g) / 8), mine, has_tail};
+    u32 start = (u32)__cvta_generic_to_shared(ring), end = start + DEPTH * PLACES * 16, own = threadIdx.x * 16;
+    const char* from = reinterpret_cast<const char*>(l.weight) + (first * 8 + g) * row_bytes + mine * 2;
+    Weights weights = {from, l.norm_weight, 8 * row_bytes, columns * row_bytes, start + own, end + own, 0, steps, first,
+                       last, min(last, (columns + 7 - g) / 8), mine, tail_bytes};
 #pragma unroll
     for (u32 i = 0; i < DEPTH; i++) weights.ask(), commit();
 
@@ -166,9 +171,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) linear_small(Linear l, 
     u32 x_place = W_PLACES + (warp * HALVES * HALF_ROWS * 4 + (g < HALF_ROWS ? lane : 0)) * X_PIECES;
     u32 norm_place = W_PLACES + X_PLACES + warp * 8 + lane % 4 * 2;
     u64 x_bytes = NORM ? 4 : 2;
-    const char* x_base = static_cast<const char*>(x);
-    Inputs inputs = {x_base, x_base + (g * l.inputs + mine) * x_bytes, 8 * l.inputs * x_bytes, start + x_place * 16, start + x_place * 16, end, 0, steps,
-                     (last - first + UNITS - 1) / UNITS * steps, real, has_tail};
+    Inputs inputs = {static_cast<const char*>(x) + (g * l.inputs + mine) * x_bytes, 8 * l.inputs * x_bytes,
+                     start + x_place * 16, end, 0, steps, (last - first + UNITS - 1) / UNITS * steps, real, tail_bytes};
     wait_for_inputs();
 #pragma unroll
     for (u32 i = 0; i < DEPTH; i++) inputs.ask(), commit();

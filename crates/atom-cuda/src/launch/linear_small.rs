@@ -64,6 +64,10 @@ struct Shape {
 /// More rows than this are for cuBLASLt, whose tiles read x less often.
 pub const SMALL_ROWS_MAX: usize = 16;
 
+/// Above 8 rows, matrices of more bytes than this are for cuBLASLt (H200, 16 rows: 32 MB 11.7 us here and 13.4 there,
+/// 50 MB 16.1 and 15.8, 128 MB 37.3 and 34.7).
+pub const SMALL_BYTES_MAX: usize = 48 << 20;
+
 impl SmallProduct {
     /// Whether the kernel can do it on such a GPU.
     pub fn is_possible(&self, properties: &Properties) -> bool {
@@ -73,6 +77,11 @@ impl SmallProduct {
             && self.inputs.is_multiple_of(8)
             && self.outputs.is_multiple_of(whole)
             && self.shape(properties.processors, properties.shared_bytes_max).is_some()
+    }
+
+    /// Whether it is faster here than by cuBLASLt.
+    pub fn pays(&self) -> bool {
+        self.rows <= 8 || 2 * self.inputs * self.outputs <= SMALL_BYTES_MAX
     }
 
     /// What must be loaded for it. Panics if it isn't possible.
@@ -104,25 +113,21 @@ impl SmallProduct {
         shape.unwrap_or_else(|| panic!("no small product {self:?} on {properties:?}"))
     }
 
-    /// The cut with the fewest places for tiles that stay empty, then the fewest runs; with 16 warps where their
-    /// ring has two steps, since more warps take fewer steps each and so have less to wait for.
+    /// The cut with the fewest places for tiles that stay empty, then the fewest runs.
     fn shape(&self, processors: u32, shared_max: u32) -> Option<Shape> {
-        let rows_max = if self.rows > 8 { 16 } else { self.rows.next_power_of_two().max(1) };
+        let rows_max = if self.rows > 8 { 16 } else { self.rows.next_power_of_two() };
         // 4 rows cost what 8 do, within the noise; one program less.
         let rows_max = if rows_max == 4 { 8 } else { rows_max };
-        let per = if self.out == SmallOut::GatedSilu { 2 } else { 1 };
-        let units = (self.outputs / per).div_ceil(8);
-        let tiles = units.div_ceil(processors as usize) * per;
-        let warps: &[usize] = if rows_max == 16 { &[8, 4] } else { &[16, 8, 4] };
-        warps.iter().find_map(|&warps| {
+        let per = self.per();
+        let tiles = self.units().div_ceil(processors as usize) * per;
+        [8, 4].iter().find_map(|&warps| {
             let runs = RUNS.iter().filter(|run| run.is_multiple_of(per)).filter_map(|&run| {
-                let ring_kb = ring_kb(rows_max, run, warps, shared_max)?;
-                (self.depth(rows_max, run, warps, ring_kb) >= 2).then_some(Shape {
-                    rows_max,
-                    run,
-                    warps,
-                    ring_kb,
-                })
+                let places = self.places(rows_max, run, warps);
+                let depth = ring_bytes(rows_max, run, warps, shared_max)? / (16 * places);
+                // No more than all of a block's weights: several kernels of a chain then find room at once.
+                let steps = tiles.div_ceil(run) * self.inputs.div_ceil(32 * warps);
+                let depth = depth.min(DEPTH_MAX).min(steps.max(2));
+                (depth >= 2).then_some(Shape { rows_max, run, warps, ring_kb: (depth * places).div_ceil(64) })
             });
             runs.min_by_key(|shape| {
                 let rounds = tiles.div_ceil(shape.run);
@@ -131,23 +136,36 @@ impl SmallProduct {
         })
     }
 
-    /// Steps in the ring, DEPTH of the kernel.
-    fn depth(&self, rows_max: usize, run: usize, warps: usize, ring_kb: usize) -> usize {
+    /// Tiles of a unit of output.
+    fn per(&self) -> usize {
+        if self.out == SmallOut::GatedSilu { 2 } else { 1 }
+    }
+
+    /// Units of output, which blocks share out.
+    fn units(&self) -> usize {
+        (self.outputs / self.per()).div_ceil(8)
+    }
+
+    /// 16-byte places that a step takes in the ring, PLACES of the kernel.
+    fn places(&self, rows_max: usize, run: usize, warps: usize) -> usize {
         let (halves, half_rows) = halves_of(rows_max);
         let of_x = warps * halves * half_rows * 4 * if self.norms { 2 } else { 1 };
-        let places = run * 32 * warps + of_x + if self.norms { warps * 8 } else { 0 };
-        ring_kb * 64 / places
+        run * 32 * warps + of_x + if self.norms { warps * 8 } else { 0 }
     }
 }
 
-/// KiB of a ring such that two blocks fit on a multiprocessor: this one's weights stream while the kernel in front
-/// still works.
-fn ring_kb(rows_max: usize, run: usize, warps: usize, shared_max: u32) -> Option<usize> {
-    let (halves, half_rows) = halves_of(rows_max);
-    let sums = warps * run * halves * half_rows * 8 * 4 + warps * halves * 8 * 4;
+/// Bytes that a ring may have such that two blocks fit on a multiprocessor: this one's weights stream while the kernel
+/// in front still works.
+fn ring_bytes(rows_max: usize, run: usize, warps: usize, shared_max: u32) -> Option<usize> {
     // A block may have all of a multiprocessor but what the driver takes for each block.
-    let half = shared_max as usize / 2;
-    half.checked_sub(sums + SHARED_OF_DRIVER).map(|bytes| bytes / 1024)
+    let half = (shared_max as usize + SHARED_OF_DRIVER) / 2;
+    half.checked_sub(sums_bytes(rows_max, run, warps) + SHARED_OF_DRIVER).map(|bytes| bytes / 1024 * 1024)
+}
+
+/// Bytes of shared memory beside the ring.
+fn sums_bytes(rows_max: usize, run: usize, warps: usize) -> usize {
+    let (halves, half_rows) = halves_of(rows_max);
+    warps * run * halves * half_rows * 8 * 4 + warps * halves * 8 * 4
 }
 
 fn halves_of(rows_max: usize) -> (usize, usize) {
@@ -168,11 +186,18 @@ pub unsafe fn multiply(
     let properties = queue.stream.device().properties();
     let shape = product.shape_on(properties);
     let SmallOperands { weight, bias, norm, x, out } = operands;
-    let mut linear = [0; 10];
+    let (units, blocks) = (product.units(), properties.processors as usize);
+    let mut linear = [0; 12];
     for (words, address) in linear.chunks_exact_mut(2).zip([weight, bias, norm.0]) {
         words.copy_from_slice(&halves(address));
     }
-    linear[6..9].copy_from_slice(&[product.inputs as u32, product.outputs as u32, norm.1.to_bits()]);
+    linear[6..11].copy_from_slice(&[
+        product.inputs as u32,
+        product.outputs as u32,
+        norm.1.to_bits(),
+        (units / blocks) as u32,
+        (units % blocks) as u32,
+    ]);
     let launch = Launch::new(properties.processors, 32 * shape.warps as u32)
         .shared(1024 * shape.ring_kb as u32)
         .overlapping();
@@ -184,6 +209,9 @@ pub unsafe fn multiply(
 
 /// Tiles that a block may sum together.
 const RUNS: &[usize] = &[1, 2, 3, 4, 6, 8];
+
+/// Steps of a ring at the most, as the kernel has it.
+const DEPTH_MAX: usize = 12;
 
 /// Bytes of shared memory that the driver takes for each block, compute capability 8.0 to 12.0.
 const SHARED_OF_DRIVER: usize = 1024;
@@ -210,10 +238,9 @@ mod tests {
                             let shape = product.shape(processors, shared_max);
                             let shape = shape.unwrap_or_else(|| panic!("{product:?} with {shared_max}"));
                             let Shape { rows_max, run, warps, ring_kb } = shape;
-                            assert!(rows <= rows_max && product.depth(rows_max, run, warps, ring_kb) >= 2);
-                            let (halves, half_rows) = halves_of(rows_max);
-                            let sums = warps * run * halves * half_rows * 32 + warps * halves * 32;
-                            let block = ring_kb * 1024 + sums + SHARED_OF_DRIVER;
+                            assert!(rows <= rows_max);
+                            assert!(ring_kb * 64 / product.places(rows_max, run, warps) >= 2, "{shape:?}");
+                            let block = ring_kb * 1024 + sums_bytes(rows_max, run, warps) + SHARED_OF_DRIVER;
                             assert!(2 * block <= shared_max as usize + SHARED_OF_DRIVER, "{shape:?}");
                         }
                     }
