@@ -210,11 +210,11 @@ __device__ __forceinline__ void rotate_and_cache(T* qkv, T* keys, T* values, con
 }
 
 #define ROTATE(NAME, T)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(512)                                                                \
+    extern "C" __global__ void __launch_bounds__(512, 2)                                                              \
         rotate_and_cache_##NAME(T* qkv, T* keys, T* values, Rotation rotation, Extent extent) {                      \
         rotate_and_cache<T, 8, 1>(qkv, keys, values, rotation, extent);                                              \
     }                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(512)                                                                \
+    extern "C" __global__ void __launch_bounds__(512, 2)                                                              \
         rotate_and_cache_##NAME##_narrow(T* qkv, T* keys, T* values, Rotation rotation, Extent extent) {             \
         rotate_and_cache<T, 1, 4>(qkv, keys, values, rotation, extent);                                              \
     }
