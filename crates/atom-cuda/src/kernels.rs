@@ -30,7 +30,9 @@ macro_rules! headers {
     };
 }
 
-headers! { "rows.cuh" }
+headers! {
+    "dependent.cuh" "experts_choices.cuh" "hopper.cuh" "rows.cuh" "sample.cuh" "sample_search.cuh" "stream.cuh"
+}
 
 macro_rules! sources {
     ($( $name:literal $variants:expr; )*) => {
@@ -59,12 +61,12 @@ sources! {
         &["ROWS_MAX=16", "RUN=6", "WARPS=4", "RING_KB=60", "NORM=1", "OUT=3"],
     ];
     "attend_simple" &[&[]];
-    "attend_split" &[&[]];
-    "attend_tiles" &[&[]];
+    "attend_split" &[&["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"], &["WIDTH=128", "SMALL_SHARED"]];
+    "attend_tiles" &[&["WIDTH=64"], &["WIDTH=96"], &["WIDTH=128"], &["WIDTH=256"]];
     "experts_simple" &[&[]];
     "experts_plan" &[&[]];
-    "experts_few" &[&[]];
-    "experts_small" &[&[]];
+    "experts_few" &[&["DEPTH=4"], &["DEPTH=6"]];
+    "experts_small" &[&["ROW_TILES=1", "DEPTH=4"], &["ROW_TILES=2", "DEPTH=4"]];
     "experts_gemm" &[&[]];
     "sample" &[&[]];
     "sample_finish" &[&[]];
@@ -115,6 +117,11 @@ impl Kernels {
             self.modules.insert(compiled.program, module);
         }
         Ok(new)
+    }
+
+    /// Whether a program is loaded.
+    pub fn has(&self, program: &Program) -> bool {
+        self.modules.contains_key(program)
     }
 
     /// A kernel of a loaded program.

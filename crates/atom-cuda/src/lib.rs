@@ -29,9 +29,9 @@ mod plan;
 mod record;
 pub mod sample_rows;
 mod sampler;
-mod simple;
 mod staging;
 mod weights;
+mod work;
 
 pub use api::{CublasLt, Driver, Nvrtc};
 pub use backend::CudaBackend;
@@ -48,4 +48,5 @@ pub use layout::{Layout, Limits};
 pub use library::Search;
 pub use memory::{Address, DeviceMem, Pinned};
 pub use module::{Arg, Kernel, Launch, Module, TensorMap, Tiling};
-pub use plan::{Plan, Sampling, Sizer, Sizes};
+pub use plan::{Plan, Sizer, Sizes};
+pub use work::{Piece, Tile, WorkCounts, WorkCutter, WorkRoom, WorkSpec};

@@ -3,13 +3,16 @@
 //! `gpu_check [FAMILY ..]` runs all families or those named; `ATOM_CHECK_SEED` repeats a run. Ends in
 //! `N passed, N failed`.
 
+mod attend;
 mod blas;
+mod experts;
 mod kit;
 mod linear_small;
 mod norm;
 mod rope;
 mod route;
 mod rows;
+mod sample;
 mod step;
 
 use kit::Kit;
@@ -26,6 +29,9 @@ const FAMILIES: &[(&str, Checks)] = &[
     ("norm", norm::checks),
     ("rope", rope::checks),
     ("route", route::checks),
+    ("attend", attend::checks),
+    ("experts", experts::checks),
+    ("sample", sample::checks),
 ];
 
 fn main() -> ExitCode {
