@@ -28,9 +28,12 @@
 constexpr int STAGES = 4;
 constexpr int TILE = 256;            // weight rows of a cluster
 constexpr int A_BYTES = TILE * 128;  // 64 values along K
-constexpr int SHARE = 160;           // choices of a block
+#ifndef SHARE_MAX
+#define SHARE_MAX 160
+#endif
+constexpr int SHARE = SHARE_MAX;     // choices of a block
 constexpr int STAGE_BYTES = A_BYTES + SHARE * 128;
-constexpr int STAGING_BYTES = 18432;
+constexpr int STAGING_BYTES = SHARE == 160 ? 18432 : 34816;
 constexpr int BARRIERS = STAGES * STAGE_BYTES + STAGING_BYTES;
 constexpr int WARPS = 16; // that release a stage: the consumers of both blocks
 
@@ -107,7 +110,10 @@ __device__ __forceinline__ void multiply_any(int n, float (&d)[2][WGMMA_REGISTER
     case N: multiply<8 * N, IS_GATHERED>(d, ring, at, blocks, warpgroup); break;
         default: // nobody's part: the other block still needs this one's half of A
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10)
-        CASE(11) CASE(12) CASE(13) CASE(14) CASE(15) CASE(16) CASE(17) CASE(18) CASE(19) CASE(20)
+        CASE(11) CASE(12) CASE(13) CASE(14) CASE(15) CASE(16)
+#if SHARE_MAX == 160
+        CASE(17) CASE(18) CASE(19) CASE(20)
+#endif
 #undef CASE
     }
 }
@@ -169,7 +175,7 @@ struct DownJob {
     bf16* y;
     Plan plan;
     int inputs, outputs;
-    static constexpr int COLUMNS = TILE, CHUNK = 16, ROW_BYTES = 256;
+    static constexpr int COLUMNS = TILE, CHUNK = SHARE == 160 ? 16 : 32, ROW_BYTES = 256;
     static constexpr int FULL_ARRIVALS = 1;
     static constexpr bool IS_GATHERED = false;
 
