@@ -1,38 +1,51 @@
 // Paged attention of spans of few rows (decode, verify): the cache is read once, by pieces. bf16, sm_80 and up.
 //
-// attend_split_{64,128,256}_bf16: the smallest whose number is >= head_dim; head_dim a multiple of 8.
-//   grid   any number of blocks, best as many as are resident; fixed when recorded
-//   block  128
-//   dynamic shared memory  attend_split_shared(N) = 4 * STAGES * N * 64 + N * 32 + 640 bytes, STAGES = 6, 3, 3
+// attend_split_bf16, compiled with WIDTH = 64, 128 or 256: the smallest that is >= head_dim; head_dim a multiple of 8.
+// With SMALL_SHARED it fits the 99 KiB of shared memory that a block has on some GPUs.
+//   grid   any number of blocks, best as many as are resident: two a multiprocessor, or one for a WIDTH of 256 (with
+//          SMALL_SHARED two if both fit); fixed when recorded
+//   block  WARPS * 32            WARPS  4; 2 for a WIDTH of 256 with SMALL_SHARED
+//   dynamic shared memory  WIDTH * (WARPS * STAGES * 64 + 64) + 640 bytes, and 16384 for a WIDTH of 256
+//                                STAGES 6, 3, 3 for a WIDTH of 64, 128, 256; with SMALL_SHARED 4, 2, 2
 //   header[ITEMS]  pieces in the list; none: every block returns at once
 //   pieces  see Piece; best longest first
 //   qkv, keys, values, out, sinks, tables, window, scale  as in attend_simple.cu; 16-byte aligned
 //   partial_sums f32 [slots, units, 16, N], partial_stats f32 [slots, units, 16, 2], arrivals u32 [slots, units]:
 //          units = kv_heads * ceil(group / 16); arrivals are 0 before the first launch, and again after each
-//   counters  u32[2], as arrivals
+//   counters  u32[2], 0 likewise
 //
-// A *split* is a range of absolute positions: 256 of them up to 4096, 1024 up to 32768, 4096 beyond. Its sums are
-// made in an order that depends on positions only: sixteen at a time go round the block's four warps, and the warps'
-// sums are added first to last. Splits are then added first to last. A piece is a run of splits of one item, an item
+// A *split* is a range of absolute positions: 256 of them up to 16384, 1024 up to 65536, 4096 beyond. Its sums are
+// made in an order that depends on positions only: sixteen at a time go round the block's warps, and the warps' sums
+// are added first to last. Splits are then added first to last. A piece is a run of splits of one item, an item
 // one or a few rows of a span. If a row's splits are many and the step's rows few, they lie in several pieces, of
 // which only the first may hold more than one split; the block that comes last adds them up. So the cut into pieces
 // changes no bit.
 //
 // The 16 rows of a product are an item's rows times the query heads of one kv head (a group of more than 16 heads
 // takes several units). Positions at or behind the item's end are not read.
+//
+// Memory is to be busy all the time, so a warp's loads run a few steps ahead of its products, into the block's next
+// unit too.
+
+#include "dependent.cuh"
 
 namespace {
 
 #define HIDDEN __int_as_float(0xff800000)  // minus infinity: a score that a row may not see
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr u32 NONE = 0xffffffffu;
-constexpr int WARPS = 4;
+#ifdef SMALL_SHARED
+constexpr int WARPS = WIDTH > 128 ? 2 : 4, STAGES = WIDTH > 64 ? 2 : 4;
+#else
+constexpr int WARPS = 4, STAGES = WIDTH > 64 ? 3 : 6;
+#endif
+constexpr int N = WIDTH;
 /// Positions of a step of the block: sixteen a warp.
 constexpr u32 STEP = WARPS * 16;
 
 /// Whether a split ends at this position, a multiple of STEP.
 __device__ __forceinline__ bool ends_split(u32 position) {
-    const u32 width = position <= 4096 ? 256 : position <= 32768 ? 1024 : 4096;
+    const u32 width = position <= 16384 ? 256 : position <= 65536 ? 1024 : 4096;
     return position % width == 0;
 }
 
@@ -63,15 +76,15 @@ struct Params {
     float scale;  // of scores, in powers of two
 };
 
-template <int N>
-struct Shape {
-    static constexpr int STAGES = N == 64 ? 6 : 3;
-    /// Sixteen keys, and as many values; also holds the f32 sums of a warp when a split ends.
-    static constexpr int STAGE = 16 * N * 2 * 2;
-    static constexpr int Q = WARPS * STAGES * STAGE, STATS = Q + 16 * N * 2, UNIT = STATS + WARPS * 16 * 8;
-    /// Elements of the running sums that a thread keeps, of row thread / 8.
-    static constexpr int KEPT = N / 8;
-};
+/// Sixteen keys, and as many values; also holds the f32 sums of a warp when a split ends.
+constexpr int STAGE = 16 * N * 2 * 2;
+/// Bytes of shared memory: rings, queries of two units, maxima and sums of weights of each warp, numbers of units.
+constexpr int Q_BYTES = 16 * N * 2, Q = WARPS * STAGES * STAGE, STATS = Q + 2 * Q_BYTES, NEXT = STATS + WARPS * 16 * 8,
+              PARKED = NEXT + 128;
+/// Threads that keep the sums of one of the sixteen rows, and elements that each keeps: in registers, but for wide heads
+/// in shared memory while a split is summed up.
+constexpr int ROW_THREADS = WARPS * 2, KEPT = N / ROW_THREADS;
+constexpr bool PARKS = N > 128;
 
 // ---- instructions
 
@@ -111,7 +124,6 @@ __device__ __forceinline__ float exp2_fast(float x) {
 // ---- one split
 
 /// Weighted values of sixteen rows as one warp holds them: rows lane / 4 and + 8.
-template <int N>
 struct Sums {
     float out[N / 2];
     float max[2], sum[2];
@@ -124,13 +136,11 @@ struct Sums {
 };
 
 /// Where a 16-byte chunk of a row of N elements lies: rows that are read together lie in different banks.
-template <int N>
 __device__ __forceinline__ u32 chunk_at(u32 row, u32 chunk) {
     return row * (N * 2) + (chunk ^ (row & 7)) * 16;
 }
 
 /// Starts to bring keys and values of sixteen positions, of which `seen` are real.
-template <int N>
 __device__ __forceinline__ void bring(const Params& p, u32 stage, u32 row, u32 seen) {
     const u32 lane = threadIdx.x % 32;
 #pragma unroll
@@ -138,26 +148,29 @@ __device__ __forceinline__ void bring(const Params& p, u32 stage, u32 row, u32 s
         const u32 at = i * 32 + lane, key = at / (N / 8), chunk = at % (N / 8);
         const bool real = key < seen && chunk * 8 < p.head_dim;
         const u64 from = real ? (u64)(row + key) * p.head_dim + chunk * 8 : 0;
-        const u32 to = stage + chunk_at<N>(key, chunk);
+        const u32 to = stage + chunk_at(key, chunk);
         copy_16(to, p.keys + from, real ? 16 : 0);
         copy_16(to + 16 * N * 2, p.values + from, real ? 16 : 0);
     }
 }
 
 /// Adds sixteen positions from `key` on to a warp's sums.
-template <int N>
-__device__ __forceinline__ void add_step(const Params& p, Sums<N>& sums, u32 q, u32 stage, u32 key,
+__device__ __forceinline__ void add_step(const Params& p, Sums& sums, u32 q, u32 stage, u32 key,
                                          const u32 (&position)[2]) {
     const u32 lane = threadIdx.x % 32, matrix = lane / 8, in = lane % 8;
-    float s[8] = {};
+    // Two sums each, so that products need not wait for one another.
+    float s[8] = {}, t[8] = {};
 #pragma unroll
     for (int d = 0; d < N / 16; ++d) {
+        float* sum = N <= 128 && d % 2 ? t : s;
         u32 a[4], b[4];
-        load_matrices(a, q + chunk_at<N>((matrix & 1) * 8 + in, d * 2 + matrix / 2));
-        load_matrices(b, stage + chunk_at<N>(matrix / 2 * 8 + in, d * 2 + (matrix & 1)));
-        multiply(s, a, b[0], b[1]);
-        multiply(s + 4, a, b[2], b[3]);
+        load_matrices(a, q + chunk_at((matrix & 1) * 8 + in, d * 2 + matrix / 2));
+        load_matrices(b, stage + chunk_at(matrix / 2 * 8 + in, d * 2 + (matrix & 1)));
+        multiply(sum, a, b[0], b[1]);
+        multiply(sum + 4, a, b[2], b[3]);
     }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) s[i] += t[i];
     float keep[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -191,7 +204,7 @@ __device__ __forceinline__ void add_step(const Params& p, Sums<N>& sums, u32 q, 
 #pragma unroll
     for (int n = 0; n < N / 16; ++n) {
         u32 b[4];
-        load_transposed(b, stage + 16 * N * 2 + chunk_at<N>((matrix & 1) * 8 + in, n * 2 + matrix / 2));
+        load_transposed(b, stage + 16 * N * 2 + chunk_at((matrix & 1) * 8 + in, n * 2 + matrix / 2));
         multiply(sums.out + n * 8, a, b[0], b[1]);
         multiply(sums.out + n * 8 + 4, a, b[2], b[3]);
     }
@@ -220,17 +233,29 @@ struct Part {
     }
 };
 
-/// What a thread keeps of an item's sums: of row thread / 8, columns thread % 8 * 4 + 32 i ..
-template <int N>
-using Kept = Part<Shape<N>::KEPT>;
+/// What a thread keeps of an item's sums: of row thread / ROW_THREADS, columns from `kept_column`(0) on.
+using Kept = Part<KEPT>;
+__device__ __forceinline__ u32 kept_row() { return threadIdx.x / ROW_THREADS; }
+/// Column of element i, a multiple of four.
+__device__ __forceinline__ u32 kept_column(u32 i) { return threadIdx.x % ROW_THREADS * 4 + i * ROW_THREADS; }
 
-/// Adds the four warps' sums of a split; all threads call it. `mine` is a stage that this warp has read.
-template <int N>
-__device__ __forceinline__ void add_warps(Kept<N>& total, Sums<N>& sums, char* shared, u32 stage_number) {
-    using S = Shape<N>;
+/// Puts them away, and takes them again.
+__device__ __forceinline__ void park(const Kept& kept, char* shared) {
+    float4* mine = (float4*)(shared + PARKED) + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < KEPT; i += 4) mine[i / 4 * WARPS * 32] = *(const float4*)(kept.out + i);
+}
+__device__ __forceinline__ void unpark(Kept& kept, const char* shared) {
+    const float4* mine = (const float4*)(shared + PARKED) + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < KEPT; i += 4) *(float4*)(kept.out + i) = mine[i / 4 * WARPS * 32];
+}
+
+/// Adds the warps' sums of a split; all threads call it. `stage` is one that all warps have read.
+__device__ __forceinline__ void add_warps(Kept& total, Sums& sums, char* shared, u32 stage) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float* mine = (float*)(shared + (warp * S::STAGES + stage_number) * S::STAGE);
-    float2* stats = (float2*)(shared + S::STATS);
+    float* mine = (float*)(shared + (warp * STAGES + stage) * STAGE);
+    float2* stats = (float2*)(shared + STATS);
     __syncwarp();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -245,18 +270,17 @@ __device__ __forceinline__ void add_warps(Kept<N>& total, Sums<N>& sums, char* s
                 make_float2(sums.out[i * 4 + half * 2], sums.out[i * 4 + half * 2 + 1]);
     }
     __syncthreads();
-    const u32 row = threadIdx.x / 8;
-    Kept<N> split;
+    const u32 row = kept_row();
+    Kept split;
     split.clear();
 #pragma unroll
     for (int w = 0; w < WARPS; ++w) {
-        const float* theirs = (const float*)(shared + (w * S::STAGES + stage_number) * S::STAGE);
-        Kept<N> next;
+        const float* theirs = (const float*)(shared + (w * STAGES + stage) * STAGE);
+        Kept next;
         next.max = stats[w * 16 + row].x, next.sum = stats[w * 16 + row].y;
 #pragma unroll
-        for (int i = 0; i < S::KEPT; i += 4)
-            *(float4*)(next.out + i) =
-                *(const float4*)(theirs + row * N + ((threadIdx.x % 8 * 4 + i * 8) ^ (row & 3) * 8));
+        for (int i = 0; i < KEPT; i += 4)
+            *(float4*)(next.out + i) = *(const float4*)(theirs + row * N + (kept_column(i) ^ (row & 3) * 8));
         split.add(next);
     }
     total.add(split);
@@ -295,18 +319,16 @@ __device__ __forceinline__ void store(const Params& p, const Piece& piece, const
 }
 
 /// Leaves the sums of a piece for the last block of its item, which adds them up and writes the result.
-template <int N>
-__device__ __forceinline__ void gather(const Params& p, const Piece& piece, const Unit& unit, const Kept<N>& total,
+__device__ __forceinline__ void gather(const Params& p, const Piece& piece, const Unit& unit, const Kept& total,
                                        u32 units, u32* scratch) {
     const u32 place = piece.place & 0xffff, pieces = piece.place >> 16;
     auto row_of = [&](u32 i, u32 m) { return ((u64)(piece.partial + i) * units + unit.number) * 16 + m; };
-    const u32 m = threadIdx.x / 8;
+    const u32 m = kept_row();
     if (m < unit.real) {
         float* to = p.partial_sums + row_of(place, m) * N;
 #pragma unroll
-        for (int i = 0; i < Shape<N>::KEPT; i += 4)
-            __stcg((float4*)(to + threadIdx.x % 8 * 4 + i * 8), *(const float4*)(total.out + i));
-        if (threadIdx.x % 8 == 0) __stcg(p.partial_stats + row_of(place, m), make_float2(total.max, total.sum));
+        for (int i = 0; i < KEPT; i += 4) __stcg((float4*)(to + kept_column(i)), *(const float4*)(total.out + i));
+        if (kept_column(0) == 0) __stcg(p.partial_stats + row_of(place, m), make_float2(total.max, total.sum));
     }
     __threadfence();
     __syncthreads();
@@ -340,112 +362,183 @@ __device__ __forceinline__ void gather(const Params& p, const Piece& piece, cons
     }
 }
 
-// ---- a unit: one piece and up to sixteen query heads of one kv head
+// ---- a block's units, one behind the other: each is one piece and up to sixteen query heads of one kv head
 
-/// The cache rows of a warp's next 32 steps, one a lane; NONE where nothing is to be read.
-__device__ __forceinline__ u32 find_rows(const Params& p, const u32* table, u32 head, u32 key, u32 from, u32 end) {
-    key += threadIdx.x % 32 * STEP;
-    if (key >= end || key + 16 <= from) return NONE;
-    return (table[key / p.page_size] * p.kv_heads + head) * p.page_size + key % p.page_size;
-}
+/// What a warp brings next.
+struct Fetch {
+    Piece piece;
+    u32 at;  // number of the unit in the whole list
+    u32 head, first, from, end, steps, step;
+    /// Cache rows of sixteen positions each, one a lane, of steps 64 i .. + 32 and of the 32 steps after them; NONE where
+    /// nothing is to be read.
+    u32 rows, rows_next;
 
-template <int N>
-__device__ void attend_unit(const Params& p, const Piece& piece, u32 number, u32 units, char* shared) {
-    using S = Shape<N>;
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const Unit unit(p, piece, number);
-    const u32 end = min(piece.start + piece.rows, piece.to);
-    const u32 from = p.window && piece.start >= p.window ? piece.start - p.window + 1 : 0;
-    const u32* table = p.tables + (u64)piece.slot * p.table_stride;
-    const u32 base = shared_address(shared), ring = base + warp * S::STAGES * S::STAGE, q = base + S::Q;
-    const u32 steps = (end - piece.from + STEP - 1) / STEP, first = piece.from + warp * 16;
-
-    u32 rows = find_rows(p, table, unit.head, first, from, end), rows_next = NONE;
-    auto bring_step = [&](u32 step) {
+    __device__ __forceinline__ void open(const Params& p, const Piece& next, u32 unit, u32 units) {
+        at = unit, step = 0, piece = next;
+        head = Unit(p, piece, at % units).head;
+        end = min(piece.start + piece.rows, piece.to);
+        from = p.window && piece.start >= p.window ? piece.start - p.window + 1 : 0;
+        first = piece.from + threadIdx.x / 32 * 16;
+        steps = (end - piece.from + STEP - 1) / STEP;
+    }
+    __device__ __forceinline__ u32 find(const Params& p, u32 step) const {
+        const u32 key = first + (step + threadIdx.x % 32) * STEP;
+        if (key >= end || key + 16 <= from) return NONE;
+        const u32 page = p.tables[(u64)piece.slot * p.table_stride + key / p.page_size];
+        return (page * p.kv_heads + head) * p.page_size + key % p.page_size;
+    }
+    __device__ __forceinline__ void bring_step(const Params& p, u32 stage) {
         const u32 row = __shfl_sync(0xffffffffu, step % 64 < 32 ? rows : rows_next, step % 32);
-        if (step < steps && row != NONE)
-            bring<N>(p, ring + step % S::STAGES * S::STAGE, row, min(end - first - step * STEP, 16u));
-        copy_commit();
-    };
-#pragma unroll
-    for (int i = 0; i < S::STAGES - 1; ++i) bring_step(i);
-    for (u32 i = threadIdx.x; i < 16 * N / 8; i += WARPS * 32) {
-        const u32 m = i / (N / 8), chunk = i % (N / 8);
-        uint4 x = make_uint4(0, 0, 0, 0);
-        if (m < unit.real && chunk * 8 < p.head_dim)
-            x = *(const uint4*)(p.qkv + (u64)(piece.first_row + unit.token(m)) * p.q_stride +
-                                unit.query_head(m) * p.head_dim + chunk * 8);
-        *(uint4*)(shared + S::Q + chunk_at<N>(m, chunk)) = x;
-    }
-    const u32 position[2] = {piece.start + unit.token(lane / 4), piece.start + unit.token(lane / 4 + 8)};
-    __syncthreads();
-
-    Sums<N> sums;
-    Kept<N> total;
-    total.clear();
-    sums.clear();
-    for (u32 step = 0; step < steps; ++step) {
-        const u32 ahead = step + S::STAGES - 1, key = first + step * STEP;
+        if (row != NONE) bring(p, stage, row, min(end - first - step * STEP, 16u));
+        ++step;
         // Rows are looked up 16 steps before the first of them is brought.
-        if (ahead % 32 == 16)
-            (ahead % 64 < 32 ? rows_next : rows) = find_rows(p, table, unit.head, first + (ahead + 16) * STEP, from, end);
-        copy_wait<S::STAGES - 2>();
-        __syncwarp();
-        // This fills the stage that was read a step ago.
-        bring_step(ahead);
-        if (key < end && key + 16 > from) add_step<N>(p, sums, q, ring + step % S::STAGES * S::STAGE, key, position);
-        if (step + 1 == steps || ends_split(piece.from + (step + 1) * STEP)) {
-            add_warps<N>(total, sums, shared, step % S::STAGES);
-            sums.clear();
-        }
-        __syncwarp();
+        if (step % 64 == 16) rows_next = find(p, step + 16);
+        if (step % 64 == 48) rows = find(p, step + 16);
     }
-    copy_wait<0>();
-    if (piece.partial != NONE) return gather<N>(p, piece, unit, total, units, (u32*)(shared + S::UNIT));
-    const u32 m = threadIdx.x / 8;
-    if (m >= unit.real) return;
+    /// Starts to bring this thread's part of the queries.
+    __device__ __forceinline__ void bring_queries(const Params& p, u32 to, u32 units) const {
+        const Unit unit(p, piece, at % units);
 #pragma unroll
-    for (int i = 0; i < S::KEPT; i += 4)
-        store(p, piece, unit, m, threadIdx.x % 8 * 4 + i * 8, total.out + i, total.max, total.sum);
-}
+        for (u32 i = threadIdx.x; i < 16 * N / 8; i += WARPS * 32) {
+            const u32 m = i / (N / 8), chunk = i % (N / 8);
+            const bool real = m < unit.real && chunk * 8 < p.head_dim;
+            const u64 row = real ? (u64)(piece.first_row + unit.token(m)) * p.q_stride : 0;
+            copy_16(to + chunk_at(m, chunk), p.qkv + (real ? row + unit.query_head(m) * p.head_dim + chunk * 8 : 0),
+                    real ? 16 : 0);
+        }
+    }
+};
 
-template <int N>
-__device__ __forceinline__ void attend_split(const Params& p) {
-    using S = Shape<N>;
-    extern __shared__ __align__(128) char shared[];
-    const u32 group = p.q_heads / p.kv_heads, units = p.kv_heads * ((group + 15) / 16);
-    const u32 total = p.header[ITEMS] * units;
-    if (total == 0) return;
-    u32* next = (u32*)(shared + S::UNIT) + 1;
-    u32 at = blockIdx.x;
-    while (at < total) {
-        if (threadIdx.x == 0) *next = gridDim.x + atomicAdd(&p.counters[0], 1);
-        const Piece piece = p.pieces[at / units];
-        attend_unit<N>(p, piece, at % units, units, shared);
-        __syncthreads();
-        at = *next;
-        __syncthreads();
+/// The block's steps. `read` counts those that were read, `brought` those that are on their way or there.
+struct Stream {
+    const Params& p;
+    char* shared;
+    u32 units, total;
+    Fetch fetch;
+    u32 brought, read;
+    /// The unit that is worked on, the one after it (`total` or more if there is none), and whose queries lie where.
+    u32 at, upcoming, parity;
+    /// The piece after this one and where its first steps lie: looked up long before they are brought, for a warp stands
+    /// still while it waits for an address.
+    Piece next_piece;
+    u32 next_rows, is_found;
+
+    __device__ __forceinline__ u32 queries(u32 parity) const { return shared_address(shared) + Q + parity * Q_BYTES; }
+    __device__ __forceinline__ u32 stage(u32 count) const {
+        return shared_address(shared) + (threadIdx.x / 32 * STAGES + count % STAGES) * STAGE;
     }
-    if (threadIdx.x == 0) {
-        // The last block to come here finds that all others have taken their numbers.
-        __threadfence();
-        if (atomicAdd(&p.counters[1], 1) == gridDim.x - 1) p.counters[0] = 0, p.counters[1] = 0;
+
+    /// The first unit. All that the steps before did not write is read before they are waited for.
+    __device__ __forceinline__ void start() {
+        at = blockIdx.x, upcoming = total, brought = read = parity = 0;
+        if (at < total) {
+            fetch.open(p, p.pieces[at / units], at, units);
+            fetch.rows = fetch.find(p, 0);
+        }
+        wait_for_kernels_before();
+        let_next_kernel_start();
+        if (at >= total) return;
+        fetch.bring_queries(p, queries(0), units);
+        bring_until(STAGES - 1);
+        if (threadIdx.x == 0) ((u32*)(shared + NEXT))[1] = take();
     }
-}
+    __device__ __forceinline__ u32 take() const { return gridDim.x + atomicAdd(&p.counters[0], 1); }
+
+    /// Starts steps until `ahead` of them are not read; of the next unit, if all of this one's are under way. Each step is
+    /// a group of copies.
+    __device__ __forceinline__ void bring_until(u32 ahead) {
+        while (brought - read < ahead) {
+            if (fetch.step == fetch.steps && fetch.at == at && upcoming < total) {
+                if (!is_found) find_next();
+                fetch.open(p, next_piece, upcoming, units);
+                fetch.rows = next_rows;
+                fetch.bring_queries(p, queries(parity ^ 1), units);
+            }
+            if (fetch.step == fetch.steps) return;
+            fetch.bring_step(p, stage(brought));
+            copy_commit();
+            ++brought;
+        }
+    }
+    __device__ __forceinline__ void find_next() {
+        Fetch next;
+        next.open(p, next_piece, upcoming, units);
+        next_rows = next.find(p, 0);
+        is_found = 1;
+    }
+    /// Waits for the step that is read next.
+    __device__ __forceinline__ void wait() const {
+        if (brought - read == STAGES - 1) copy_wait<STAGES - 2>();
+        else copy_wait<0>();
+        __syncwarp();
+    }
+
+    __device__ __forceinline__ void attend_unit() {
+        // The unit before brought this one's first steps, since it knew its number; so `fetch` is here.
+        const Piece piece = fetch.piece;
+        const u32 first = fetch.first, end = fetch.end, from = fetch.from, steps = fetch.steps;
+        const Unit unit(p, piece, at % units);
+        u32* next = (u32*)(shared + NEXT);
+        wait();
+        __syncthreads();  // all of the queries are there, and the next unit's number
+        upcoming = next[parity ^ 1], is_found = 0;
+        if (upcoming < total) next_piece = p.pieces[upcoming / units];
+        u32 taken = 0;
+        if (threadIdx.x == 0) taken = take();
+        const u32 lane = threadIdx.x % 32;
+        const u32 position[2] = {piece.start + unit.token(lane / 4), piece.start + unit.token(lane / 4 + 8)};
+        Sums sums;
+        Kept kept;
+        kept.clear();
+        if (PARKS) park(kept, shared);
+        sums.clear();
+        for (u32 step = 0; step < steps; ++step) {
+            const u32 key = first + step * STEP;
+            if (step) wait();
+            // The stage that was read a step ago is filled again.
+            bring_until(STAGES);
+            if (key < end && key + 16 > from) add_step(p, sums, queries(parity), stage(read), key, position);
+            if (step == 0 && !is_found && upcoming < total) find_next();
+            if (step + 1 == steps && threadIdx.x == 0) next[parity] = taken;
+            if (step + 1 == steps || ends_split(piece.from + (step + 1) * STEP)) {
+                if (PARKS) unpark(kept, shared);
+                add_warps(kept, sums, shared, read % STAGES);
+                if (PARKS) park(kept, shared);
+                sums.clear();
+            }
+            ++read;
+            __syncwarp();
+        }
+        finish(piece, unit, kept);
+        at = upcoming, parity ^= 1;
+    }
+
+    __device__ __forceinline__ void finish(const Piece& piece, const Unit& unit, const Kept& kept) {
+        if (piece.partial != NONE) return gather(p, piece, unit, kept, units, (u32*)(shared + NEXT) + 2);
+        const u32 m = kept_row();
+        if (m >= unit.real) return;
+#pragma unroll
+        for (int i = 0; i < KEPT; i += 4) store(p, piece, unit, m, kept_column(i), kept.out + i, kept.max, kept.sum);
+    }
+};
 
 }  // namespace
 
-#define ATTEND_SPLIT(N)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(128) attend_split_##N##_bf16(                                        \
-        const u32* header, const Piece* pieces, const u32* tables, u32 table_stride, const bf16* qkv, u32 q_stride,   \
-        const bf16* keys, const bf16* values, bf16* out, const float* sinks, float* partial_sums,                     \
-        float2* partial_stats, u32* arrivals, u32* counters, u32 q_heads, u32 kv_heads, u32 head_dim, u32 page_size,  \
-        u32 window, float scale) {                                                                                    \
-        attend_split<N>({header, pieces, tables, table_stride, qkv, q_stride, keys, values, out, sinks, partial_sums, \
-                         partial_stats, arrivals, counters, q_heads, kv_heads, head_dim, page_size, window,           \
-                         scale * LOG2_E});                                                                            \
+extern "C" __global__ void __launch_bounds__(WARPS * 32, WIDTH > 128 ? 1 : 2) attend_split_bf16(
+    const u32* header, const Piece* pieces, const u32* tables, u32 table_stride, const bf16* qkv, u32 q_stride,
+    const bf16* keys, const bf16* values, bf16* out, const float* sinks, float* partial_sums, float2* partial_stats,
+    u32* arrivals, u32* counters, u32 q_heads, u32 kv_heads, u32 head_dim, u32 page_size, u32 window, float scale) {
+    extern __shared__ __align__(128) char shared[];
+    const Params p{header,       pieces,        tables,   table_stride, qkv,     q_stride, keys,     values,    out,    sinks,
+                   partial_sums, partial_stats, arrivals, counters,     q_heads, kv_heads, head_dim, page_size, window, scale * LOG2_E};
+    const u32 units = kv_heads * ((q_heads / kv_heads + 15) / 16), total = header[ITEMS] * units;
+    if (total == 0) return wait_for_kernels_before();
+    Stream stream{p, shared, units, total};
+    stream.start();
+    while (stream.at < total) stream.attend_unit();
+    if (threadIdx.x == 0) {
+        // The last block to come here finds that all others have taken their numbers.
+        __threadfence();
+        if (atomicAdd(&counters[1], 1) == gridDim.x - 1) counters[0] = 0, counters[1] = 0;
     }
-
-ATTEND_SPLIT(64)
-ATTEND_SPLIT(128)
-ATTEND_SPLIT(256)
+}

@@ -1,10 +1,10 @@
 // Paged attention of rows in tiles, for spans of many rows: sm_90a only (TMA, wgmma), bf16.
 //
-// attend_tiles_{64,96,128,256}_bf16: the smallest whose number is >= head_dim; head_dim a multiple of 8.
+// attend_tiles_bf16, compiled with WIDTH = 64, 96, 128 or 256: the smallest that is >= head_dim; head_dim a multiple of 8.
 //   grid   any number of blocks up to the multiprocessors (one block each); fixed when recorded
 //   block  384: warp 0 brings keys and values, warps 4..12 compute
-//   dynamic shared memory  attend_tiles_shared(N) = 1024 + N' * (256 + 4 * KEYS * 2) + 256 bytes, where N' is N
-//          rounded up to 64 and KEYS is 128, or 64 for N = 256
+//   dynamic shared memory  1280 + W * (256 + 8 * KEYS) bytes, where W is WIDTH rounded up to 64 and KEYS is 128, or 64
+//          for a WIDTH of 256
 //   q_map  3-D bf16 tensor over qkv: {head_dim, heads of q (and more), rows}, box {64, group, 128 / group},
 //          swizzle 128 B; group = q_heads / kv_heads <= 128
 //   k_map, v_map  2-D bf16 tensors over a layer's cache: {head_dim, pages * kv_heads * page_size}, box {64, granule},
@@ -21,6 +21,39 @@
 // sums as they are, to the bit; so a row's result depends on its own position and not on its tile.
 // Positions at or behind the tile's end are never read: their pages may be anyone's.
 
+#include "dependent.cuh"
+#include "hopper.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/// wgmma of 64 rows by N columns by 16, as Wgmma in hopper.cuh, with as many sums as there are: `keys` takes both operands
+/// from shared memory and starts from zero if not `add`, `values` takes A from registers and B with contiguous columns.
+template <int N>
+struct Mma;
+
+#define MMA(N, R0, R1, R2, R3, R4, REGS, ...)                                                                          \
+    template <>                                                                                                        \
+    struct Mma<N> {                                                                                                    \
+        static __device__ __forceinline__ void keys(float (&d)[N / 2], u64 a, u64 b, int add) {                        \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " R2 ", 0;\n"                                            \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGS "}, " R0 ", " R1           \
+                         ", p, 1, 1, 0, 0;\n}"                                                                        \
+                         : __VA_ARGS__                                                                                 \
+                         : "l"(a), "l"(b), "r"(add));                                                                  \
+        }                                                                                                              \
+        static __device__ __forceinline__ void values(float (&d)[N / 2], const u32* a, u64 b) {                        \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"                                                 \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGS "}, {" R0 ", " R1 ", " R2  \
+                         ", " R3 "}, " R4 ", p, 1, 1, 1;\n}"                                                          \
+                         : __VA_ARGS__                                                                                 \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                        \
+        }                                                                                                              \
+    };
+MMA(64, "%32", "%33", "%34", "%35", "%36", WGMMA_S4, WGMMA_O4)
+MMA(96, "%48", "%49", "%50", "%51", "%52", WGMMA_S6, WGMMA_O6)
+MMA(128, "%64", "%65", "%66", "%67", "%68", WGMMA_S8, WGMMA_O8)
+MMA(256, "%128", "%129", "%130", "%131", "%132", WGMMA_S16, WGMMA_O16)
+
 namespace {
 
 #define HIDDEN __int_as_float(0xff800000)  // minus infinity: a score that a row may not see
@@ -28,11 +61,6 @@ namespace {
 constexpr int STAGES = 2;
 constexpr u32 NONE = 0xffffffffu;
 constexpr float LOG2_E = 1.4426950408889634f;
-
-/// A CUtensorMap, filled by the host.
-struct alignas(64) TensorMap {
-    u64 words[16];
-};
 
 struct Tile {
     u32 first_row, rows, start, slot;
@@ -76,61 +104,11 @@ struct Barriers {
 
 // ---- instructions
 
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-__device__ __forceinline__ void barrier_init(u64* bar, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(count) : "memory");
-}
-
-__device__ __forceinline__ void barrier_expect(u64* bar, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)), "r"(bytes)
-                 : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(u64* bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
-}
-
-/// Waits until the barrier's phase of this parity is over.
-__device__ __forceinline__ void barrier_wait(u64* bar, u32 parity) {
-    asm volatile(
-        "{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again; }" ::"r"(
-            shared_address(bar)),
-        "r"(parity)
-        : "memory");
-}
-
-__device__ __forceinline__ void bring_2d(u32 to, const TensorMap* map, u32 x, u32 y, u64* bar) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
-        ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(shared_address(bar))
-        : "memory");
-}
-
-__device__ __forceinline__ void bring_3d(u32 to, const TensorMap* map, u32 x, u32 y, u32 z, u64* bar) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
-        "[%5];" ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(bar))
-        : "memory");
-}
-
-__device__ __forceinline__ void prefetch_map(const TensorMap* map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
-template <int ID>
-__device__ __forceinline__ void named_sync() {
-    asm volatile("bar.sync %0, 256;" ::"n"(ID) : "memory");
-}
-
 /// The two warpgroups' turns: barrier 1 is the first one's, 2 the second one's.
 __device__ __forceinline__ void turn_wait(u32 group) { asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory"); }
 __device__ __forceinline__ void turn_pass(u32 group) {
     asm volatile("bar.arrive %0, 256;" ::"r"(2 - group) : "memory");
 }
-
-__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 /// What computes `d` stands before what follows: without it the compiler waits for products first.
 template <int R>
@@ -141,8 +119,8 @@ __device__ __forceinline__ void pin(float (&d)[R]) {
 
 /// Waits until at most PENDING groups are under way, of which none writes `d`.
 template <int PENDING, int R>
-__device__ __forceinline__ void wgmma_wait(float (&d)[R]) {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+__device__ __forceinline__ void wait_for(float (&d)[R]) {
+    wgmma_wait<PENDING>();
     pin(d);
 }
 
@@ -152,117 +130,10 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
-/// Descriptor of an operand in shared memory with 128-byte swizzle: `lead` is the distance of 64-column chunks where
-/// columns are contiguous; groups of eight rows are 1024 bytes apart.
-__device__ __forceinline__ u64 descriptor(u32 address, u32 lead) {
-    return (u64)((address & 0x3ffff) >> 4) | (u64)(lead >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+/// Values of 64-column chunks that lie `lead` bytes apart, 128-byte swizzled, columns contiguous.
+__device__ __forceinline__ u64 value_tile(u32 at, u32 lead) {
+    return (u64)((at & 0x3ffff) >> 4) | (u64)(lead >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }
-
-#define ACC4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define ACC16(d, i) ACC4(d, i), ACC4(d, i + 4), ACC4(d, i + 8), ACC4(d, i + 12)
-#define ACC32(d) ACC16(d, 0), ACC16(d, 16)
-#define ACC64(d) ACC32(d), ACC16(d, 32), ACC16(d, 48)
-#define ACC40(d) ACC32(d), ACC4(d, 32), ACC4(d, 36)
-#define ACC48(d) ACC32(d), ACC16(d, 32)
-#define ACC56(d) ACC48(d), ACC4(d, 48), ACC4(d, 52)
-#define ACC96(d) ACC64(d), ACC16(d, 64), ACC16(d, 80)
-#define ACC128(d) ACC96(d), ACC16(d, 96), ACC16(d, 112)
-
-/// wgmma of 64 rows by N columns by 16: `ss` takes A from shared memory and B with its depth contiguous (keys),
-/// `rs` takes A from registers and B with its columns contiguous (values). Accumulates; `ss` starts from 0 if not `keep`.
-template <int N> struct Mma;
-
-template <> struct Mma<64> {
-    static __device__ __forceinline__ void ss(float (&d)[32], u64 a, u64 b, int keep) {
-        asm volatile(
-            "{ .reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
-            "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-            "}, %32, %33, p, 1, 1, 0, 0; }"
-            : ACC32(d) : "l"(a), "l"(b), "r"(keep));
-    }
-    static __device__ __forceinline__ void rs(float (&d)[32], const u32* a, u64 b) {
-        asm volatile(
-            "{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
-            "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-            "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1; }"
-            : ACC32(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-    }
-};
-
-template <> struct Mma<96> {
-    static __device__ __forceinline__ void ss(float (&d)[48], u64 a, u64 b, int keep) {
-        asm volatile(
-            "{ .reg .pred p; setp.ne.b32 p, %50, 0; wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
-            "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
-            "%40, %41, %42, %43, %44, %45, %46, %47"
-            "}, %48, %49, p, 1, 1, 0, 0; }"
-            : ACC48(d) : "l"(a), "l"(b), "r"(keep));
-    }
-    static __device__ __forceinline__ void rs(float (&d)[48], const u32* a, u64 b) {
-        asm volatile(
-            "{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
-            "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
-            "%40, %41, %42, %43, %44, %45, %46, %47"
-            "}, {%48, %49, %50, %51}, %52, p, 1, 1, 1; }"
-            : ACC48(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-    }
-};
-
-template <> struct Mma<128> {
-    static __device__ __forceinline__ void ss(float (&d)[64], u64 a, u64 b, int keep) {
-        asm volatile(
-            "{ .reg .pred p; setp.ne.b32 p, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
-            "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
-            "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, "
-            "%59, %60, %61, %62, %63"
-            "}, %64, %65, p, 1, 1, 0, 0; }"
-            : ACC64(d) : "l"(a), "l"(b), "r"(keep));
-    }
-    static __device__ __forceinline__ void rs(float (&d)[64], const u32* a, u64 b) {
-        asm volatile(
-            "{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
-            "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
-            "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, "
-            "%59, %60, %61, %62, %63"
-            "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1; }"
-            : ACC64(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-    }
-};
-
-template <> struct Mma<256> {
-    static __device__ __forceinline__ void ss(float (&d)[128], u64 a, u64 b, int keep) {
-        asm volatile(
-            "{ .reg .pred p; setp.ne.b32 p, %130, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
-            "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
-            "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, "
-            "%59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, "
-            "%78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, "
-            "%97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, "
-            "%113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-            "}, %128, %129, p, 1, 1, 0, 0; }"
-            : ACC128(d) : "l"(a), "l"(b), "r"(keep));
-    }
-    static __device__ __forceinline__ void rs(float (&d)[128], const u32* a, u64 b) {
-        asm volatile(
-            "{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
-            "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
-            "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, "
-            "%59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, "
-            "%78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, "
-            "%97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, "
-            "%113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-            "}, {%128, %129, %130, %131}, %132, p, 1, 1, 1; }"
-            : ACC128(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-    }
-};
 
 // ---- the producer: one warp
 
@@ -280,7 +151,7 @@ struct Range {
 
 /// Keys or values of one block of positions; each lane brings one granule of its page.
 template <int N>
-__device__ __forceinline__ void bring_block(const Params& p, const TensorMap* map, u32 to, u64* full, u32 key,
+__device__ __forceinline__ void bring_block(const Params& p, const TensorMap* map, u32 to, u32 full, u32 key,
                                             u32 end, u32 page, u32 head) {
     using S = Shape<N>;
     const u32 lane = threadIdx.x % 32;
@@ -292,7 +163,7 @@ __device__ __forceinline__ void bring_block(const Params& p, const TensorMap* ma
         const u32 row = (page * p.kv_heads + head) * p.page_size + at % p.page_size;
 #pragma unroll
         for (int c = 0; c < S::CHUNKS; ++c)
-            bring_2d(to + c * S::KEYS * 128 + lane * p.granule * 128, map, c * 64, row, full);
+            tma_load_2d(to + (c * S::KEYS + lane * p.granule) * 128, *map, full, c * 64, row);
     }
 }
 
@@ -301,7 +172,7 @@ __device__ void produce(const Params& p, char* shared, Barriers* bars, u32 units
     using S = Shape<N>;
     const u32 lane = threadIdx.x % 32;
     const u32 group = p.q_heads / p.kv_heads;
-    const u32 base = shared_address(shared);
+    const u32 base = smem(shared);
     u32 k_count = 0, v_count = 0, tile_count = 0;
     u32 unit = blockIdx.x;
     while (unit < units) {
@@ -317,21 +188,25 @@ __device__ void produce(const Params& p, char* shared, Barriers* bars, u32 units
         };
         auto bring_keys = [&](int n, u32 page) {
             const u32 s = k_count % STAGES;
-            barrier_wait(&bars->k_empty[s], (k_count / STAGES & 1) ^ 1);
-            bring_block<N>(p, p.k_map, base + S::K + s * S::KV_BYTES, &bars->k_full[s], n * S::KEYS, range.end, page,
+            barrier_wait(smem(&bars->k_empty[s]), (k_count / STAGES & 1) ^ 1);
+            bring_block<N>(p, p.k_map, base + S::K + s * S::KV_BYTES, smem(&bars->k_full[s]), n * S::KEYS, range.end, page,
                            head);
             ++k_count;
         };
         u32 page = page_of(range.last), page_next = page_of(range.last - 1);
+        if (tile_count == 0) {
+            wait_for_kernels_before();
+            let_next_kernel_start();
+        }
         bring_keys(range.last, page);
-        barrier_wait(&bars->q_empty, (tile_count & 1) ^ 1);
+        barrier_wait(smem(&bars->q_empty), (tile_count & 1) ^ 1);
         if (lane == 0) {
             bars->box = {tile, head};
             const u32 tokens = 128 / group;
-            barrier_expect(&bars->q_full, tokens * group * 128 * S::CHUNKS);
+            barrier_expect(smem(&bars->q_full), tokens * group * 128 * S::CHUNKS);
 #pragma unroll
             for (int c = 0; c < S::CHUNKS; ++c)
-                bring_3d(base + S::Q + c * 128 * 128, p.q_map, c * 64, head * group, tile.first_row, &bars->q_full);
+                tma_load_3d(base + S::Q + c * 128 * 128, *p.q_map, smem(&bars->q_full), c * 64, head * group, tile.first_row);
         }
         __syncwarp();
         ++tile_count;
@@ -339,18 +214,19 @@ __device__ void produce(const Params& p, char* shared, Barriers* bars, u32 units
             const u32 page_after = page_of(n - 2);
             if (n > range.first) bring_keys(n - 1, page_next);
             const u32 s = v_count % STAGES;
-            barrier_wait(&bars->v_empty[s], (v_count / STAGES & 1) ^ 1);
-            bring_block<N>(p, p.v_map, base + S::V + s * S::KV_BYTES, &bars->v_full[s], n * S::KEYS, range.end, page,
+            barrier_wait(smem(&bars->v_empty[s]), (v_count / STAGES & 1) ^ 1);
+            bring_block<N>(p, p.v_map, base + S::V + s * S::KV_BYTES, smem(&bars->v_full[s]), n * S::KEYS, range.end, page,
                            head);
             ++v_count;
             page = page_next, page_next = page_after;
         }
         unit = __shfl_sync(0xffffffffu, next, 0);
     }
-    barrier_wait(&bars->q_empty, (tile_count & 1) ^ 1);
+    if (tile_count == 0) wait_for_kernels_before();
+    barrier_wait(smem(&bars->q_empty), (tile_count & 1) ^ 1);
     if (lane == 0) {
         bars->box.head = NONE;
-        barrier_arrive(&bars->q_full);
+        barrier_arrive(smem(&bars->q_full));
         // The last block to come here finds that all others have taken their numbers.
         __threadfence();
         if (atomicAdd(&p.counters[1], 1) == gridDim.x - 1) p.counters[0] = 0, p.counters[1] = 0;
@@ -373,8 +249,8 @@ __device__ __forceinline__ void multiply_keys(float (&s)[Shape<N>::KEYS / 2], u3
 #pragma unroll
     for (int d = 0; d < N / 16; ++d) {
         const u32 chunk = d / 4, step = d % 4 * 32;
-        Mma<S::KEYS>::ss(s, descriptor(q + chunk * 128 * 128 + step, 16),
-                         descriptor(k + chunk * S::KEYS * 128 + step, 16), d != 0);
+        Mma<S::KEYS>::keys(s, wgmma_tile(q + chunk * 128 * 128 + step), wgmma_tile(k + chunk * S::KEYS * 128 + step),
+                           d != 0);
     }
     wgmma_commit();
 }
@@ -385,7 +261,7 @@ __device__ __forceinline__ void multiply_values(float (&out)[N / 2], const u32 (
     wgmma_fence();
 #pragma unroll
     for (int j = 0; j < S::KEYS / 16; ++j)
-        Mma<N>::rs(out, &weights[j * 4], descriptor(v + j * 16 * 128, S::KEYS * 128));
+        Mma<N>::values(out, &weights[j * 4], value_tile(v + j * 16 * 128, S::KEYS * 128));
     wgmma_commit();
 }
 
@@ -457,8 +333,23 @@ __device__ void clear_values(char* v, u32 from) {
     for (int c = 0; c < S::CHUNKS; ++c)
         for (u32 i = from * 8 + thread; i < S::KEYS * 8; i += 256)
             *(uint4*)(v + c * S::KEYS * 128 + i * 16) = make_uint4(0, 0, 0, 0);
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    named_sync<3>();
+    proxy_fence();
+    named_barrier<256>(3);
+}
+
+/// Word j of lane i of each four becomes word i of lane j.
+__device__ __forceinline__ void transpose(u32 (&w)[4]) {
+    const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        const u32 x = __shfl_xor_sync(0xffffffffu, odd ? w[i] : w[i + 1], 1);
+        (odd ? w[i] : w[i + 1]) = x;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const u32 x = __shfl_xor_sync(0xffffffffu, high ? w[i] : w[i + 2], 2);
+        (high ? w[i] : w[i + 2]) = x;
+    }
 }
 
 template <int N>
@@ -468,24 +359,28 @@ __device__ __forceinline__ void store(const Params& p, const Box& box, Sums<N>& 
         float sum = sums.sum[half];
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        const u32 m = first + half * 8;
-        const u32 token = m / group, head = box.head * group + m % group;
-        if (token >= box.tile.rows) continue;
+        const u32 m = first + half * 8, token = m / group, head = box.head * group + m % group;
+        const bool real = token < box.tile.rows;
         float factor = 1.0f;
-        if (p.sinks) {
-            const float sink = p.sinks[head] * LOG2_E, max = sums.max[half] * p.scale;
-            const float top = fmaxf(sink, max);
+        if (p.sinks && real) {
+            const float sink = p.sinks[head] * LOG2_E, max = sums.max[half] * p.scale, top = fmaxf(sink, max);
             factor = exp2_fast(max - top);
             sum = sum * factor + exp2_fast(sink - top);
         }
         factor /= sum;
         bf16* out = p.out + ((u64)(box.tile.first_row + token) * p.q_heads + head) * p.head_dim;
 #pragma unroll
-        for (int i = 0; i < N / 8; ++i) {
-            const u32 column = i * 8 + threadIdx.x % 4 * 2;
-            if (column < p.head_dim)
-                *(u32*)(out + column) =
-                    pack_bf16(sums.out[i * 4 + half * 2] * factor, sums.out[i * 4 + half * 2 + 1] * factor);
+        for (int i = 0; i < N / 8; i += 4) {
+            u32 w[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const float* x = sums.out + (i + j) * 4 + half * 2;
+                w[j] = pack_bf16(x[0] * factor, x[1] * factor);
+            }
+            // Sixteen bytes of a row a lane: a quarter of the stores, and whole sectors.
+            transpose(w);
+            const u32 column = (i + threadIdx.x % 4) * 8;
+            if (real && column < p.head_dim) *(uint4*)(out + column) = make_uint4(w[0], w[1], w[2], w[3]);
         }
     }
 }
@@ -506,7 +401,7 @@ struct Consumer {
     u32 weights[KEYS / 4];
 
     __device__ __forceinline__ void release(u64* empty) {
-        if (threadIdx.x % 32 == 0) barrier_arrive(empty);
+        if (threadIdx.x % 32 == 0) barrier_arrive(smem(empty));
     }
 
     /// The scores and weights of a tile's last block.
@@ -516,9 +411,9 @@ struct Consumer {
         sums.max[0] = sums.max[1] = HIDDEN;
         sums.sum[0] = sums.sum[1] = 0.0f;
         const u32 k_stage = k_count % STAGES, v_stage = v_count % STAGES;
-        barrier_wait(&bars->k_full[k_stage], k_count / STAGES & 1);
+        barrier_wait(smem(&bars->k_full[k_stage]), k_count / STAGES & 1);
         multiply_keys<N>(s, q, k + k_stage * S::KV_BYTES);
-        wgmma_wait<0>(s);
+        wait_for<0>(s);
         release(&bars->k_empty[k_stage]);
         ++k_count;
         hide<KEYS>(s, last * KEYS, position, p.window);
@@ -526,7 +421,7 @@ struct Consumer {
         soften<KEYS, true>(s, sums, keep, p.scale);
         round_weights<KEYS>(weights, s);
         if (end < (u32)(last + 1) * KEYS) {
-            barrier_wait(&bars->v_full[v_stage], v_count / STAGES & 1);
+            barrier_wait(smem(&bars->v_full[v_stage]), v_count / STAGES & 1);
             clear_values<N>(shared + S::V + v_stage * S::KV_BYTES, end - last * KEYS);
         }
     }
@@ -535,13 +430,13 @@ struct Consumer {
     template <bool MASKED>
     __device__ __forceinline__ void step(int n) {
         const u32 k_stage = k_count % STAGES, v_stage = v_count % STAGES;
-        barrier_wait(&bars->k_full[k_stage], k_count / STAGES & 1);
+        barrier_wait(smem(&bars->k_full[k_stage]), k_count / STAGES & 1);
         turn_wait(warpgroup);
         multiply_keys<N>(s, q, k + k_stage * S::KV_BYTES);
-        barrier_wait(&bars->v_full[v_stage], v_count / STAGES & 1);
+        barrier_wait(smem(&bars->v_full[v_stage]), v_count / STAGES & 1);
         multiply_values<N>(sums.out, weights, v + v_stage * S::KV_BYTES);
         turn_pass(warpgroup);
-        wgmma_wait<1>(s);
+        wait_for<1>(s);
         release(&bars->k_empty[k_stage]);
         if (MASKED) hide<KEYS>(s, n * KEYS, position, p.window);
         float keep[2];
@@ -549,8 +444,8 @@ struct Consumer {
         pin(s);
         // Passes at once. Its loop keeps the assembler from waiting for the products of values before it has taken
         // the exponentials, which are to run beside them.
-        barrier_wait(&bars->v_full[v_stage], v_count / STAGES & 1);
-        wgmma_wait<0>(sums.out);
+        barrier_wait(smem(&bars->v_full[v_stage]), v_count / STAGES & 1);
+        wait_for<0>(sums.out);
         release(&bars->v_empty[v_stage]);
         round_weights<KEYS>(weights, s);
         rescale<N>(sums, keep);
@@ -561,9 +456,9 @@ struct Consumer {
     __device__ __forceinline__ void end() {
         release(&bars->q_empty);
         const u32 stage = v_count % STAGES;
-        barrier_wait(&bars->v_full[stage], v_count / STAGES & 1);
+        barrier_wait(smem(&bars->v_full[stage]), v_count / STAGES & 1);
         multiply_values<N>(sums.out, weights, v + stage * S::KV_BYTES);
-        wgmma_wait<0>(sums.out);
+        wait_for<0>(sums.out);
         release(&bars->v_empty[stage]);
         ++v_count;
     }
@@ -572,14 +467,14 @@ struct Consumer {
 template <int N>
 __device__ void consume(const Params& p, char* shared, Barriers* bars) {
     using S = Shape<N>;
-    const u32 warpgroup = threadIdx.x / 128 - 1, base = shared_address(shared);
+    const u32 warpgroup = threadIdx.x / 128 - 1, base = smem(shared);
     const u32 group = p.q_heads / p.kv_heads;
     const u32 first = warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     Consumer<N> c{p, shared, bars, warpgroup, base + S::Q + warpgroup * 64 * 128, base + S::K, base + S::V};
     c.k_count = c.v_count = 0;
     if (warpgroup == 1) turn_pass(1);
     for (u32 tile_count = 0;; ++tile_count) {
-        barrier_wait(&bars->q_full, tile_count & 1);
+        barrier_wait(smem(&bars->q_full), tile_count & 1);
         const Box box = bars->box;
         if (box.head == NONE) break;
         const Range<S::KEYS> range(box.tile, p.window);
@@ -604,46 +499,42 @@ __device__ __forceinline__ void attend_tiles(const Params& p) {
     using S = Shape<N>;
     extern __shared__ char raw[];
     const u32 units = p.header[TILES] * p.kv_heads;
-    if (units == 0) return;
-    char* shared = raw + (1024 - shared_address(raw) % 1024) % 1024;
+    if (units == 0) return wait_for_kernels_before();
+    char* shared = raw + (1024 - smem(raw) % 1024) % 1024;
     Barriers* bars = (Barriers*)(shared + S::BARRIERS);
     if (threadIdx.x == 0) {
-        prefetch_map(p.q_map);
-        prefetch_map(p.k_map);
-        prefetch_map(p.v_map);
-        barrier_init(&bars->q_full, 1);
-        barrier_init(&bars->q_empty, 8);
+        tma_prefetch_map(*p.q_map);
+        tma_prefetch_map(*p.k_map);
+        tma_prefetch_map(*p.v_map);
+        barrier_init(smem(&bars->q_full), 1);
+        barrier_init(smem(&bars->q_empty), 8);
         for (int s = 0; s < STAGES; ++s) {
-            barrier_init(&bars->k_full[s], 1);
-            barrier_init(&bars->k_empty[s], 8);
-            barrier_init(&bars->v_full[s], 1);
-            barrier_init(&bars->v_empty[s], 8);
+            barrier_init(smem(&bars->k_full[s]), 1);
+            barrier_init(smem(&bars->k_empty[s]), 8);
+            barrier_init(smem(&bars->v_full[s]), 1);
+            barrier_init(smem(&bars->v_empty[s]), 8);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barrier_init_fence();
     }
     __syncthreads();
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        registers_less<24>();
         if (threadIdx.x < 32) produce<N>(p, shared, bars, units);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        registers_more<240>();
         consume<N>(p, shared, bars);
     }
 }
 
 }  // namespace
 
-#define ATTEND_TILES(N)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(384, 1) attend_tiles_##N##_bf16(                                     \
-        const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,                             \
-        const __grid_constant__ TensorMap v_map, const u32* header, const Tile* tiles, const u32* tables,             \
-        u32 table_stride, bf16* out, const float* sinks, u32* counters, u32 q_heads, u32 kv_heads, u32 head_dim,      \
-        u32 page_size, u32 window, u32 granule, float scale) {                                      \
-        attend_tiles<N>({&q_map, &k_map, &v_map, header, tiles, tables, table_stride, out, sinks, counters, q_heads,  \
-                         kv_heads, head_dim, page_size, window, granule, scale * LOG2_E});                       \
-    }
+extern "C" __global__ void __launch_bounds__(384, 1) attend_tiles_bf16(
+    const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
+    const __grid_constant__ TensorMap v_map, const u32* header, const Tile* tiles, const u32* tables, u32 table_stride,
+    bf16* out, const float* sinks, u32* counters, u32 q_heads, u32 kv_heads, u32 head_dim, u32 page_size, u32 window,
+    u32 granule, float scale) {
+    attend_tiles<WIDTH>({&q_map, &k_map, &v_map, header, tiles, tables, table_stride, out, sinks, counters, q_heads,
+                         kv_heads, head_dim, page_size, window, granule, scale * LOG2_E});
+}
 
-ATTEND_TILES(64)
-ATTEND_TILES(96)
-ATTEND_TILES(128)
-ATTEND_TILES(256)
+#endif

@@ -30,6 +30,8 @@ macro_rules! headers {
     };
 }
 
+headers! { "rows.cuh" "dependent.cuh" "hopper.cuh" }
+headers! { "rows.cuh" "sample.cuh" "sample_search.cuh" }
 headers! { "dependent.cuh" "experts_choices.cuh" "hopper.cuh" "rows.cuh" "stream.cuh" }
 
 macro_rules! sources {
@@ -68,6 +70,12 @@ sources! {
     "rows" &[&[]];
     "rope" &[&[]];
     "route" &[&[]];
+    "attend_simple" &[&[]];
+    "attend_split" &[&["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"], &["WIDTH=128", "SMALL_SHARED"]];
+    "attend_tiles" &[&["WIDTH=64"], &["WIDTH=96"], &["WIDTH=128"], &["WIDTH=256"]];
+    "sample" &[&[]];
+    "sample_finish" &[&[]];
+    "sample_load" &[&[]];
 }
 
 impl Source {

@@ -32,6 +32,8 @@ mod sampler;
 mod simple;
 mod staging;
 mod weights;
+mod work;
+pub mod sample_rows;
 
 pub use api::{CublasLt, Driver, Nvrtc};
 pub use backend::CudaBackend;
@@ -49,3 +51,4 @@ pub use library::Search;
 pub use memory::{Address, DeviceMem, Pinned};
 pub use module::{Arg, Kernel, Launch, Module, TensorMap, Tiling};
 pub use plan::{Plan, Sampling, Sizer, Sizes};
+pub use work::{Piece, Tile, WorkCounts, WorkCutter, WorkRoom, WorkSpec};

@@ -248,7 +248,7 @@ fn fill(slice: &Slice, rows: std::ops::Range<usize>, element: Element, out: &mut
     std::thread::scope(|scope| {
         for (index, out) in out.chunks_mut(each.max(1) * row_bytes).enumerate() {
             let first = rows.start + index * each;
-            let work = move || {
+            let mut work = move || {
                 for (row, out) in out.chunks_exact_mut(row_bytes).enumerate() {
                     fill_row(slice, first + row, element, out);
                 }

@@ -3,9 +3,15 @@
 //! `gpu_check [FAMILY ..]` runs all families or those named; `ATOM_CHECK_SEED` repeats a run. Ends in
 //! `N passed, N failed`.
 
+mod attend;
 mod blas;
 mod experts;
 mod kit;
+mod norm;
+mod rope;
+mod route;
+mod rows;
+mod sample;
 mod step;
 
 use kit::Kit;
@@ -14,6 +20,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 type Checks = fn(&mut Kit) -> Result<(), atom_cuda::CudaError>;
 
+const FAMILIES: &[(&str, Checks)] = &[("step", step::checks), ("blas", blas::checks),
+    ("rows", rows::checks),
+    ("norm", norm::checks),
+    ("rope", rope::checks),
+    ("route", route::checks)];
+const FAMILIES: &[(&str, Checks)] =
+    &[("step", step::checks), ("blas", blas::checks), ("attend", attend::checks)];
+const FAMILIES: &[(&str, Checks)] =
+    &[("step", step::checks), ("blas", blas::checks), ("sample", sample::checks)];
 const FAMILIES: &[(&str, Checks)] = &[("step", step::checks), ("blas", blas::checks), ("experts", experts::checks)];
 
 fn main() -> ExitCode {
