@@ -28,12 +28,12 @@ mod module;
 mod plan;
 mod record;
 pub mod sample_rows;
+pub mod sample_rows;
 mod sampler;
 mod simple;
 mod staging;
 mod weights;
 mod work;
-pub mod sample_rows;
 
 pub use api::{CublasLt, Driver, Nvrtc};
 pub use backend::CudaBackend;

@@ -112,7 +112,8 @@ fn run(kit: &mut Kit, case: &Case, element: Element, path: ExpertsPath) -> Resul
         let found = kit.download(&out, out_element)?;
         // Gated values are rounded once to bf16, and outputs, or what is summed, once more.
         let bound = if element == Element::F32 { 1e-5 } else { 8e-3 };
-        let name = format!("{path:?} {element:?} to {out_element:?}, sums {sums}, {:?} {shape:?}", case.choice);
+        let name =
+            format!("{path:?} {element:?} to {out_element:?}, sums {sums}, {:?} {shape:?}", case.choice);
         let expected = if sums { sums_of(&shape, &inputs, &outputs) } else { outputs.clone() };
         compare(kit, &name, &found, &expected, bound);
     }
@@ -176,7 +177,8 @@ fn reference(shape: &ExpertsShape, inputs: &Inputs) -> Vec<f64> {
         let Some(expert) = held(shape, inputs, slot) else { continue };
         let x = &inputs.x[slot / shape.top_k * hidden..][..hidden];
         let gate_up = &inputs.gate_up[expert * 2 * width * hidden..][..2 * width * hidden];
-        let column = |index: usize| dot(&gate_up[index * hidden..][..hidden], x.iter().map(|&x| f64::from(x)));
+        let column =
+            |index: usize| dot(&gate_up[index * hidden..][..hidden], x.iter().map(|&x| f64::from(x)));
         let gated: Vec<f64> = (0..width)
             .map(|index| {
                 let gate = column(index);

@@ -20,16 +20,20 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 type Checks = fn(&mut Kit) -> Result<(), atom_cuda::CudaError>;
 
-const FAMILIES: &[(&str, Checks)] = &[("step", step::checks), ("blas", blas::checks),
+const FAMILIES: &[(&str, Checks)] = &[
+    ("step", step::checks),
+    ("blas", blas::checks),
     ("rows", rows::checks),
     ("norm", norm::checks),
     ("rope", rope::checks),
-    ("route", route::checks)];
+    ("route", route::checks),
+];
 const FAMILIES: &[(&str, Checks)] =
     &[("step", step::checks), ("blas", blas::checks), ("attend", attend::checks)];
 const FAMILIES: &[(&str, Checks)] =
     &[("step", step::checks), ("blas", blas::checks), ("sample", sample::checks)];
-const FAMILIES: &[(&str, Checks)] = &[("step", step::checks), ("blas", blas::checks), ("experts", experts::checks)];
+const FAMILIES: &[(&str, Checks)] =
+    &[("step", step::checks), ("blas", blas::checks), ("experts", experts::checks)];
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();

@@ -75,9 +75,7 @@ fn over_heads(
     let (x, qkv) = rows.fill(kit, width, 1.0, element)?;
     let sums = kit.poisoned(rows.extent.capacity() * 2, Element::F32)?;
     // SAFETY: as above.
-    unsafe {
-        norm::square_sums(&kit.queue(), element, qkv.address(), widths, sums.address(), rows.extent)
-    }?;
+    unsafe { norm::square_sums(&kit.queue(), element, qkv.address(), widths, sums.address(), rows.extent) }?;
     let found = kit.download(&sums, Element::F32)?;
     let squares = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>();
     let expected = rows.each(&x, width, |row| vec![squares(&row[..q]), squares(&row[q..q + k])]);
@@ -88,9 +86,7 @@ fn over_heads(
     let memory = (kit.upload(&weights.0, Element::F32)?, kit.upload(&weights.1, Element::F32)?);
     let (buffers, weight) = ((qkv.address(), sums.address()), (memory.0.address(), memory.1.address()));
     // SAFETY: as above.
-    unsafe {
-        norm::scale_heads(&kit.queue(), element, buffers, weight, widths, elements, eps, rows.extent)
-    }?;
+    unsafe { norm::scale_heads(&kit.queue(), element, buffers, weight, widths, elements, eps, rows.extent) }?;
     let found = kit.download(&qkv, element)?;
     let scale = |x: &[f64], weight: &[f32], elements: usize| -> Vec<f64> {
         let root = (squares(x) / elements as f64 + f64::from(eps)).sqrt();

@@ -57,9 +57,7 @@ fn run(
     let inputs = (memory.address(), bias.as_ref().map_or(Address::NULL, atom_cuda::DeviceMem::address));
     let extent = RowExtent { counts: counts.address(), lanes: 1, lane_rows: capacity };
     // SAFETY: arrays have the sizes that the launcher wants and live until they are read back.
-    unsafe {
-        route::route(&kit.queue(), spec, inputs, out.address(), counts.address().plus(4), extent)
-    }?;
+    unsafe { route::route(&kit.queue(), spec, inputs, out.address(), counts.address().plus(4), extent) }?;
     kit.download(&out, Element::F32)
 }
 

@@ -45,7 +45,8 @@ impl Rows {
     /// Real rows must be near `expected` (one row behind the other), all others still poison.
     pub(crate) fn near(&self, kit: &mut Kit, name: &str, found: &[f32], expected: &[f64], bound: f64) {
         let width = found.len() / self.extent.capacity();
-        let real: Vec<f32> = self.real.iter().flat_map(|row| found[row * width..][..width].to_vec()).collect();
+        let real: Vec<f32> =
+            self.real.iter().flat_map(|row| found[row * width..][..width].to_vec()).collect();
         kit.near(name, &real, expected, bound);
         let others = (0..self.extent.capacity()).filter(|row| !self.real.contains(row));
         let others: Vec<f32> = others.flat_map(|row| found[row * width..][..width].to_vec()).collect();
@@ -124,9 +125,7 @@ fn gated_silu(
     let gate_up = kit.upload(&values, element)?;
     let out = kit.poisoned(rows.extent.capacity() * width, element)?;
     // SAFETY: as above.
-    unsafe {
-        rows::gated_silu(&kit.queue(), element, gate_up.address(), width, out.address(), rows.extent)
-    }?;
+    unsafe { rows::gated_silu(&kit.queue(), element, gate_up.address(), width, out.address(), rows.extent) }?;
     let found = kit.download(&out, element)?;
     let expected = rows.each(&values, 2 * width, |row| {
         let (gate, up) = row.split_at(width);

@@ -170,12 +170,33 @@ impl Experts {
         let gate = Launch::new(s.choices() as u32, 256).by(s.width.div_ceil(8) as u32, 1);
         let down = Launch::new(s.rows() as u32, 256).by(s.hidden.div_ceil(8) as u32, 1);
         let gate_args = [
-            a.x.into(), a.routes.into(), a.gate_up.into(), a.gated.into(),
-            who0, who1, who2, who3, who4, who5, hidden, width,
+            a.x.into(),
+            a.routes.into(),
+            a.gate_up.into(),
+            a.gated.into(),
+            who0,
+            who1,
+            who2,
+            who3,
+            who4,
+            who5,
+            hidden,
+            width,
         ];
         let down_args = [
-            a.gated.into(), a.routes.into(), a.down.into(), a.out.into(),
-            who0, who1, who2, who3, who4, who5, hidden, width, i32::from(a.sums).into(),
+            a.gated.into(),
+            a.routes.into(),
+            a.down.into(),
+            a.out.into(),
+            who0,
+            who1,
+            who2,
+            who3,
+            who4,
+            who5,
+            hidden,
+            width,
+            i32::from(a.sums).into(),
         ];
         let element = s.element.suffix();
         let out32 = if a.out_element == s.element { "" } else { "_out32" };
@@ -186,23 +207,39 @@ impl Experts {
         }
     }
 
-    unsafe fn few(
-        &self,
-        queue: &Queue<'_>,
-        a: &ExpertsArrays,
-        depths: [usize; 2],
-    ) -> Result<(), CudaError> {
+    unsafe fn few(&self, queue: &Queue<'_>, a: &ExpertsArrays, depths: [usize; 2]) -> Result<(), CudaError> {
         let s = &self.shape;
         let [who0, who1, who2, who3, who4, who5] = self.choosers(a);
         let (hidden, width) = (int(s.hidden), int(s.width));
         let launch = |bytes: usize| Launch::new(queue.processors(), 256).shared(bytes as u32).overlapping();
         let gate_args = [
-            a.x.into(), a.routes.into(), a.gate_up.into(), a.gated.into(),
-            who0, who1, who2, who3, who4, who5, hidden, width,
+            a.x.into(),
+            a.routes.into(),
+            a.gate_up.into(),
+            a.gated.into(),
+            who0,
+            who1,
+            who2,
+            who3,
+            who4,
+            who5,
+            hidden,
+            width,
         ];
         let down_args = [
-            a.gated.into(), a.routes.into(), a.down.into(), a.out.into(),
-            who0, who1, who2, who3, who4, who5, hidden, width, i32::from(a.sums).into(),
+            a.gated.into(),
+            a.routes.into(),
+            a.down.into(),
+            a.out.into(),
+            who0,
+            who1,
+            who2,
+            who3,
+            who4,
+            who5,
+            hidden,
+            width,
+            i32::from(a.sums).into(),
         ];
         let [gate, down] = few_shared(s, depths).map(launch);
         // SAFETY: the caller's.
@@ -230,11 +267,9 @@ impl Experts {
         let (counts, tiles, slots) = (w.counts.into(), w.tiles.into(), w.slots.into());
         // Sums are made of f32; without them the second product's outputs are what is asked for.
         let (y, y_element) = if a.sums { (w.y, Element::F32) } else { (a.out, a.out_element) };
-        let gate_args = [
-            a.x.into(), a.gate_up.into(), a.gated.into(), counts, tiles, slots, hidden, width, int(s.top_k),
-        ];
-        let down_args =
-            [a.gated.into(), a.down.into(), y.into(), counts, tiles, slots, hidden, width];
+        let gate_args =
+            [a.x.into(), a.gate_up.into(), a.gated.into(), counts, tiles, slots, hidden, width, int(s.top_k)];
+        let down_args = [a.gated.into(), a.down.into(), y.into(), counts, tiles, slots, hidden, width];
         // SAFETY: the caller's.
         unsafe {
             self.plan(queue, a, 8 * row_tiles, 8)?;
@@ -260,12 +295,18 @@ impl Experts {
         let (counts, tiles, slots) = (w.counts.into(), w.tiles.into(), w.slots.into());
         let y = if a.sums { w.y } else { a.out };
         let gate_args = [
-            (&maps.gate_up).into(), a.x.into(), a.gated.into(), counts, tiles, slots, hidden, width,
+            (&maps.gate_up).into(),
+            a.x.into(),
+            a.gated.into(),
+            counts,
+            tiles,
+            slots,
+            hidden,
+            width,
             int(s.top_k),
         ];
-        let down_args = [
-            (&maps.down).into(), (&maps.gated).into(), y.into(), counts, tiles, slots, hidden, width,
-        ];
+        let down_args =
+            [(&maps.down).into(), (&maps.gated).into(), y.into(), counts, tiles, slots, hidden, width];
         // SAFETY: the caller's.
         unsafe {
             self.plan(queue, a, GROUPED_TILE, 16)?;
@@ -289,8 +330,19 @@ impl Experts {
         let launch = |bytes: usize| Launch::new(blocks, 256).shared((bytes * s.held) as u32).overlapping();
         let (routes, histogram): (Arg<'_>, Arg<'_>) = (a.routes.into(), w.histogram.into());
         let place_args = [
-            routes, histogram, w.counts.into(), w.tiles.into(), w.slots.into(),
-            who0, who1, who2, who3, who4, who5, int(tile_rows), int(granule),
+            routes,
+            histogram,
+            w.counts.into(),
+            w.tiles.into(),
+            w.slots.into(),
+            who0,
+            who1,
+            who2,
+            who3,
+            who4,
+            who5,
+            int(tile_rows),
+            int(granule),
         ];
         // SAFETY: the caller's.
         unsafe {
@@ -313,10 +365,8 @@ impl Experts {
         let [who0, who1, who2, who3, who4, who5] = self.choosers(a);
         let name = format!("experts_combine_{}_{}", y_element.suffix(), a.out_element.suffix());
         let launch = Launch::new(s.rows() as u32, 128).by(s.hidden.div_ceil(1024) as u32, 1).overlapping();
-        let args = [
-            y.into(), a.routes.into(), a.out.into(),
-            who0, who1, who2, who3, who4, who5, int(s.hidden),
-        ];
+        let args =
+            [y.into(), a.routes.into(), a.out.into(), who0, who1, who2, who3, who4, who5, int(s.hidden)];
         // SAFETY: the caller's.
         unsafe { queue.launch("experts_plan", &name, launch, &args) }
     }
@@ -386,9 +436,8 @@ impl ExpertsPath {
         }
         let room = gpu.shared_bytes_max as usize;
         if shape.rows() <= FEW_ROWS && shape.choices() <= FEW_CHOICES {
-            let fitting = [0, 1].map(|i| {
-                (3..=FEW_DEPTH).rev().find(|&depth| few_shared(shape, [depth; 2])[i] <= room)
-            });
+            let fitting =
+                [0, 1].map(|i| (3..=FEW_DEPTH).rev().find(|&depth| few_shared(shape, [depth; 2])[i] <= room));
             if let [Some(gate), Some(down)] = fitting {
                 return Self::Few { depths: [gate, down] };
             }
@@ -423,12 +472,7 @@ impl ExpertsMaps {
                 &[2 * hidden, 2 * width * hidden, 16 * hidden, 4 * width * hidden],
                 &[64, 8, 2, 8, 1],
             )?,
-            down: map(
-                arrays.down,
-                &[width, hidden, held],
-                &[2 * width, 2 * hidden * width],
-                &[64, 128, 1],
-            )?,
+            down: map(arrays.down, &[width, hidden, held], &[2 * width, 2 * hidden * width], &[64, 128, 1])?,
             gated: map(arrays.gated, &[width, choices], &[2 * width], &[64, 8])?,
         })
     }
@@ -461,10 +505,7 @@ fn stream_shared(row_tiles: usize, depth: usize, inputs: usize) -> usize {
 /// Dynamic shared memory of the two kernels in `experts_few.cu`.
 fn few_shared(shape: &ExpertsShape, depths: [usize; 2]) -> [usize; 2] {
     let plan = 12288 + 16 * shape.held;
-    [
-        plan + stream_shared(1, depths[0], shape.hidden),
-        plan + depths[1] * 24576 + 64 * shape.choices(),
-    ]
+    [plan + stream_shared(1, depths[0], shape.hidden), plan + depths[1] * 24576 + 64 * shape.choices()]
 }
 
 /// Rows of a block of `experts_plan.cu`.

@@ -7,7 +7,16 @@ fn gpu(capability: (i32, i32), shared_bytes_max: u32) -> Properties {
 /// Qwen3-30B-A3B.
 fn shape(rows: usize) -> ExpertsShape {
     let element = Element::BF16;
-    ExpertsShape { lanes: 1, lane_rows: rows, top_k: 8, first: 0, held: 128, hidden: 2048, width: 768, element }
+    ExpertsShape {
+        lanes: 1,
+        lane_rows: rows,
+        top_k: 8,
+        first: 0,
+        held: 128,
+        hidden: 2048,
+        width: 768,
+        element,
+    }
 }
 
 #[test]
