@@ -30,9 +30,9 @@ macro_rules! headers {
     };
 }
 
-headers! { "rows.cuh" "dependent.cuh" "hopper.cuh" }
-headers! { "rows.cuh" "sample.cuh" "sample_search.cuh" }
-headers! { "dependent.cuh" "experts_choices.cuh" "hopper.cuh" "rows.cuh" "stream.cuh" }
+headers! {
+    "dependent.cuh" "experts_choices.cuh" "hopper.cuh" "rows.cuh" "sample.cuh" "sample_search.cuh" "stream.cuh"
+}
 
 macro_rules! sources {
     ($( $name:literal $variants:expr; )*) => {
@@ -55,24 +55,14 @@ sources! {
     "rope" &[&[]];
     "route" &[&[]];
     "attend_simple" &[&[]];
-    "attend_split" &[&[]];
-    "attend_tiles" &[&[]];
+    "attend_split" &[&["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"], &["WIDTH=128", "SMALL_SHARED"]];
+    "attend_tiles" &[&["WIDTH=64"], &["WIDTH=96"], &["WIDTH=128"], &["WIDTH=256"]];
     "experts_simple" &[&[]];
     "experts_plan" &[&[]];
     "experts_few" &[&["DEPTH=4"], &["DEPTH=6"]];
     "experts_small" &[&["ROW_TILES=1", "DEPTH=4"], &["ROW_TILES=2", "DEPTH=4"]];
-    "experts_gemm" &[&[]];
-    "linear_small" &[&[]];
-    "sample" &[&[]];
-    "sample_finish" &[&[]];
-    "sample_load" &[&[]];
-    "norm" &[&[]];
-    "rows" &[&[]];
-    "rope" &[&[]];
-    "route" &[&[]];
-    "attend_simple" &[&[]];
-    "attend_split" &[&["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"], &["WIDTH=128", "SMALL_SHARED"]];
-    "attend_tiles" &[&["WIDTH=64"], &["WIDTH=96"], &["WIDTH=128"], &["WIDTH=256"]];
+    "experts_gemm" &[&["CLUSTER=1"], &["CLUSTER=2"]];
+    "linear_small" &[&["ROWS_MAX=8", "RUN=4"], &["ROWS_MAX=16", "RUN=4"]];
     "sample" &[&[]];
     "sample_finish" &[&[]];
     "sample_load" &[&[]];
@@ -122,6 +112,11 @@ impl Kernels {
             self.modules.insert(compiled.program, module);
         }
         Ok(new)
+    }
+
+    /// Whether a program is loaded.
+    pub fn has(&self, program: &Program) -> bool {
+        self.modules.contains_key(program)
     }
 
     /// A kernel of a loaded program.

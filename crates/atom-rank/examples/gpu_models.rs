@@ -8,7 +8,7 @@
 mod common;
 
 use atom_base::{Mesh, SamplingParams, Seat};
-use atom_cuda::{CudaBackend, Driver, Element, Gpu, GpuOptions, Plan, Search, Sizer};
+use atom_cuda::{CudaBackend, Driver, Element, Gpu, GpuOptions, Plan, Properties, Search, Sizer};
 use atom_model::Model;
 use atom_ops::{Backend, KvDType, OpsError, Reserve, StepShape};
 use atom_rank::Host;
@@ -145,9 +145,9 @@ fn options() -> GpuOptions {
 }
 
 fn start(setup: &Setup, checkpoint: &Arc<Checkpoint>, element: Element) -> (Host, Arc<Driver>) {
-    let gpu = Gpu::open(&options(), &|_, _| {}).unwrap_or_else(|error| panic!("{error}"));
+    let gpu = Gpu::open(&options()).unwrap_or_else(|error| panic!("{error}"));
     let driver = Arc::clone(gpu.driver());
-    let plan = plan(setup, checkpoint, element);
+    let plan = plan(setup, checkpoint, element, gpu.device().properties());
     let gpu = Mutex::new(Some(gpu));
     let backend = move |_: &Seat| {
         let gpu = gpu.lock().unwrap().take();
@@ -158,9 +158,9 @@ fn start(setup: &Setup, checkpoint: &Arc<Checkpoint>, element: Element) -> (Host
 }
 
 /// As `atom` plans it: everything is counted before anything is taken.
-fn plan(setup: &Setup, checkpoint: &Arc<Checkpoint>, element: Element) -> Plan {
+fn plan(setup: &Setup, checkpoint: &Arc<Checkpoint>, element: Element, properties: &Properties) -> Plan {
     let config = setup.config();
-    let mut sizer = Sizer::new(element);
+    let mut sizer = Sizer::new(element, properties);
     let seat = Mesh::SINGLE.seats().next().unwrap();
     let model =
         Model::load(checkpoint, (&config.mesh, config.experts), &seat, &mut sizer, &|_, _| {}).unwrap();

@@ -27,13 +27,10 @@ const FAMILIES: &[(&str, Checks)] = &[
     ("norm", norm::checks),
     ("rope", rope::checks),
     ("route", route::checks),
+    ("attend", attend::checks),
+    ("experts", experts::checks),
+    ("sample", sample::checks),
 ];
-const FAMILIES: &[(&str, Checks)] =
-    &[("step", step::checks), ("blas", blas::checks), ("attend", attend::checks)];
-const FAMILIES: &[(&str, Checks)] =
-    &[("step", step::checks), ("blas", blas::checks), ("sample", sample::checks)];
-const FAMILIES: &[(&str, Checks)] =
-    &[("step", step::checks), ("blas", blas::checks), ("experts", experts::checks)];
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
