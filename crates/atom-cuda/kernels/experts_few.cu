@@ -3,7 +3,7 @@
 //
 // Definition: DEPTH (of the rings).
 //   experts_few_gate_bf16          gated[position, w] = silu(gate . x) * (up . x), positions in sorted order
-//       dynamic shared memory = FEW + 16 held + DEPTH * 16384 + 8192 + 8 * (ceil(hidden / 128) * 256 + 64)
+//       dynamic shared memory = FEW + 16 held + DEPTH * 16384 + 8192 + min(rows, 8) * (ceil(hidden / 128) * 256 + 64)
 //   experts_few_down_{bf16,out32}  right behind it; sums = 1: out [rows, hidden] = weighted sums in the order of the route,
 //       from 0, in f32, every real row; sums = 0: out [rows, top_k * hidden], y at the place of its choice
 //       dynamic shared memory = FEW + 16 held + DEPTH * 24576 + 64 * rows * top_k
@@ -149,7 +149,7 @@ struct FewGateJob {
     template <bool ASYNC> __device__ __forceinline__ void load_inputs(int tile, u32 to) const {
         ushort4 at = plan.tile[tile];
         int row = threadIdx.x / 32;
-        load_input_row<ASYNC>(row < at.z ? x + (u64)(plan.slot[at.y + row] / top_k) * inputs : nullptr, to, inputs, row);
+        if (row < at.z) load_input_row<ASYNC>(x + (u64)(plan.slot[at.y + row] / top_k) * inputs, to, inputs, row);
     }
     /// A unit has 8 columns: their gate rows are the low 8 rows of the MMA, their up rows the high 8.
     __device__ __forceinline__ WeightRows weights(int unit, int, int g) const {

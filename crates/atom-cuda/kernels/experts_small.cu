@@ -37,8 +37,8 @@ struct GateJob {
     __device__ __forceinline__ int tile_rows(int tile) const { return tiles[tile].z; }
     template <bool ASYNC> __device__ __forceinline__ void load_inputs(int tile, u32 to) const {
         uint4 at = tiles[tile];
-        for (int row = threadIdx.x / 32; row < (at.z + 7) / 8 * 8; row += 8)
-            load_input_row<ASYNC>(row < at.z ? x + (u64)(slots[at.y + row] / top_k) * inputs : nullptr, to, inputs, row);
+        for (int row = threadIdx.x / 32; row < at.z; row += 8)
+            load_input_row<ASYNC>(x + (u64)(slots[at.y + row] / top_k) * inputs, to, inputs, row);
     }
     /// A unit has 8 columns: their gate rows are the low 8 rows of the MMA, their up rows the high 8.
     __device__ __forceinline__ WeightRows weights(int unit, int, int g) const {
@@ -75,8 +75,8 @@ template <typename Y> struct DownJob {
     __device__ __forceinline__ int tile_rows(int tile) const { return tiles[tile].z; }
     template <bool ASYNC> __device__ __forceinline__ void load_inputs(int tile, u32 to) const {
         uint4 at = tiles[tile];
-        for (int row = threadIdx.x / 32; row < (at.z + 7) / 8 * 8; row += 8)
-            load_input_row<ASYNC>(row < at.z ? gated + (u64)(at.y + row) * inputs : nullptr, to, inputs, row);
+        for (int row = threadIdx.x / 32; row < at.z; row += 8)
+            load_input_row<ASYNC>(gated + (u64)(at.y + row) * inputs, to, inputs, row);
     }
     __device__ __forceinline__ WeightRows weights(int unit, int group, int g) const {
         int row = unit % per_tile() * ROWS + group * 16 + g;

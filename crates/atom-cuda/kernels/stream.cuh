@@ -44,13 +44,13 @@ __device__ __forceinline__ void store_input(u32 inputs_at, int inputs, int row, 
                  : "memory");
 }
 
-/// One row of a tile as it is, by one warp; zeros if `from` is null, and behind the inputs. ASYNC: by cp.async, which the
-/// caller commits and waits for.
-template <bool ASYNC = false> __device__ __forceinline__ void load_input_row(const bf16* from, u32 inputs_at, int inputs, int row) {
+/// One row of a tile as it is, by one warp; zeros behind the inputs. ASYNC: by cp.async, which the caller commits and waits
+/// for.
+template <bool ASYNC> __device__ __forceinline__ void load_input_row(const bf16* from, u32 inputs_at, int inputs, int row) {
     int chunks = (inputs + 127) / 128 * 16;
 #pragma unroll 8
     for (int chunk = threadIdx.x % 32; chunk < chunks; chunk += 32) {
-        bool valid = from && chunk * 8 < inputs;
+        bool valid = chunk * 8 < inputs;
         if (ASYNC && valid) {
             cp_async16(inputs_at + row * stream_row_bytes(inputs) + chunk * 16, from + chunk * 8, true);
             continue;
@@ -162,7 +162,8 @@ template <int KW, int NT, int AHEAD, typename Job> __device__ __forceinline__ vo
                 if (n * 8 >= tile_count) break;
 #pragma unroll
                 for (int j = 0; j < (Job::HALF ? 4 : 2); j++) {
-                    uint4 b = load_shared16(b_k + n * 8 * stream_row_bytes(job.inputs) + j * 64);
+                    uint4 b = make_uint4(0, 0, 0, 0); // rows that are nobody's have no place in shared memory
+                    if (n * 8 + lane / 4 < tile_count) b = load_shared16(b_k + n * 8 * stream_row_bytes(job.inputs) + j * 64);
                     const uint4 low = a[Job::HALF ? j : 2 * j], high = Job::HALF ? make_uint4(0, 0, 0, 0) : a[2 * j + 1];
                     mma16816(acc[n], low.x, high.x, low.y, high.y, b.x, b.y);
                     mma16816(acc[n], low.z, high.z, low.w, high.w, b.z, b.w);

@@ -28,7 +28,6 @@ mod module;
 mod plan;
 mod record;
 pub mod sample_rows;
-pub mod sample_rows;
 mod sampler;
 mod staging;
 mod weights;

@@ -439,12 +439,8 @@ impl ExpertsPath {
             return Self::Simple;
         }
         let room = gpu.shared_bytes_max as usize;
-        if shape.rows() <= FEW_ROWS && shape.choices() <= FEW_CHOICES {
-            let fitting =
-                [0, 1].map(|i| (3..=FEW_DEPTH).rev().find(|&depth| few_shared(shape, [depth; 2])[i] <= room));
-            if let [Some(gate), Some(down)] = fitting {
-                return Self::Few { depths: [gate, down] };
-            }
+        if let Some(depths) = few_depths(shape, room) {
+            return Self::Few { depths };
         }
         if gpu.capability == (9, 0) {
             let is_read = shape.choices() <= GROUPED_READ * shape.held;
@@ -518,13 +514,32 @@ fn grouped_shared(cluster: usize) -> u32 {
 
 /// Dynamic shared memory of a streaming kernel, see `stream.cuh`.
 fn stream_shared(row_tiles: usize, depth: usize, inputs: usize) -> usize {
-    depth * 16384 + row_tiles * 8192 + 8 * row_tiles * (inputs.div_ceil(128) * 256 + 64)
+    depth * 16384 + row_tiles * 8192 + 8 * row_tiles * stream_row(inputs)
+}
+
+/// One row of x in it.
+fn stream_row(inputs: usize) -> usize {
+    inputs.div_ceil(128) * 256 + 64
 }
 
 /// Dynamic shared memory of the two kernels in `experts_few.cu`.
 fn few_shared(shape: &ExpertsShape, depths: [usize; 2]) -> [usize; 2] {
     let plan = 12288 + 16 * shape.held;
-    [plan + stream_shared(1, depths[0], shape.hidden), plan + depths[1] * 24576 + 64 * shape.choices()]
+    let inputs = shape.rows().min(8) * stream_row(shape.hidden);
+    [plan + depths[0] * 16384 + 8192 + inputs, plan + depths[1] * 24576 + 64 * shape.choices()]
+}
+
+/// Depths of the rings in `experts_few.cu`, if a shape is for it: where both kernels' blocks fit on a multiprocessor at
+/// the same time, the second fetches weights while the first still runs.
+fn few_depths(shape: &ExpertsShape, room: usize) -> Option<[usize; 2]> {
+    let is_small = shape.rows() <= FEW_ROWS && shape.choices() <= FEW_CHOICES;
+    let is_read_once = shape.rows() <= 8 || shape.choices() <= FEW_EACH * shape.held;
+    if !is_small || !is_read_once {
+        return None;
+    }
+    let together = |depths: &[usize; 2]| few_shared(shape, *depths).iter().sum::<usize>() + 1024 <= room;
+    let apart = |i: usize| (3..=FEW_DEPTH).rev().find(|&depth| few_shared(shape, [depth; 2])[i] <= room);
+    [[4, 4]].into_iter().find(together).or_else(|| Some([apart(0)?, apart(1)?]))
 }
 
 /// Rows of a block of `experts_plan.cu`.
@@ -536,6 +551,9 @@ const HELD_MAX: usize = 1024;
 /// Row capacities up to this are faster by two launches than by grouped products: 281 and 309 us at 64 rows. Its kernels
 /// can't have more.
 const FEW_ROWS: usize = 64;
+
+/// Choices an expert up to which few experts have more than a tile of 8.
+const FEW_EACH: usize = 4;
 
 /// Deeper rings are no faster.
 const FEW_DEPTH: usize = 6;

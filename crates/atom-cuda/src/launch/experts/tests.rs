@@ -23,10 +23,14 @@ fn shape(rows: usize) -> ExpertsShape {
 fn the_bucket_decides_which_kernels_run() {
     let h200 = gpu((9, 0), 232_448);
     let path = |rows| Experts::new(shape(rows), &h200).path();
-    assert_eq!(path(1), ExpertsPath::Few { depths: [6, 6] });
+    assert_eq!(path(1), ExpertsPath::Few { depths: [4, 4] });
+    assert_eq!(path(32), ExpertsPath::Few { depths: [6, 6] });
     assert!(matches!(path(FEW_ROWS), ExpertsPath::Few { .. }));
     assert_eq!(path(FEW_ROWS + 1), ExpertsPath::Grouped { cluster: 1 });
     assert_eq!(path(8192), ExpertsPath::Grouped { cluster: 2 });
+    let eight = |rows| Experts::new(ExpertsShape { held: 8, top_k: 2, ..shape(rows) }, &h200).path();
+    assert!(matches!(eight(16), ExpertsPath::Few { .. }));
+    assert_eq!(eight(64), ExpertsPath::Grouped { cluster: 1 }, "its experts have more than a tile each");
     let f32 = ExpertsShape { element: Element::F32, ..shape(1) };
     assert_eq!(Experts::new(f32, &h200).path(), ExpertsPath::Simple);
     let odd = ExpertsShape { width: 769, ..shape(1) };
