@@ -134,14 +134,13 @@ __device__ __forceinline__ void few_plan(FewPlan& plan, const float* routes, con
 }
 
 struct FewGateJob {
-    static constexpr bool HALF = false, WEIGHTS_FIRST = false;
+    static constexpr bool WEIGHTS_FIRST = false;
     const FewPlan& plan;
     const bf16* x;
     const bf16* matrix;
     bf16* gated;
     int inputs, width, top_k;
 
-    __device__ __forceinline__ bool has_rows() const { return true; } // else there is no tile
     __device__ __forceinline__ int per_tile() const { return (width + 7) / 8; }
     __device__ __forceinline__ int units() const { return plan.tiles * per_tile(); }
     __device__ __forceinline__ int tile_of(int unit) const { return unit / per_tile(); }
