@@ -30,7 +30,7 @@ macro_rules! headers {
     };
 }
 
-headers! { "rows.cuh" "dependent.cuh" "hopper.cuh" }
+headers! { "rows.cuh" "dependent.cuh" "hopper.cuh" "stream.cuh" "experts_choices.cuh" "sample.cuh" }
 
 macro_rules! sources {
     ($( $name:literal $variants:expr; )*) => {
@@ -47,10 +47,20 @@ macro_rules! sources {
 
 sources! {
     "step" &[&[]];
-    "norm" &[&[]];
+    "weights" &[&[]];
     "rows" &[&[]];
+    "norm" &[&[]];
     "rope" &[&[]];
     "route" &[&[]];
+    "experts_simple" &[&[]];
+    "experts_plan" &[&[]];
+    "experts_few" &[&[]];
+    "experts_small" &[&[]];
+    "experts_gemm" &[&[]];
+    "linear_small" &[&[]];
+    "sample" &[&[]];
+    "sample_finish" &[&[]];
+    "sample_load" &[&[]];
     "attend_simple" &[&[]];
     "attend_split" &[&["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"], &["WIDTH=128", "SMALL_SHARED"]];
     "attend_tiles" &[&["WIDTH=64"], &["WIDTH=96"], &["WIDTH=128"], &["WIDTH=256"]];

@@ -82,10 +82,12 @@ impl Layout {
             updates, end,
         ];
         // FNV-1a.
-        offsets.iter().flat_map(|offset| (*offset as u64).to_le_bytes()).fold(
-            0xcbf2_9ce4_8422_2325,
-            |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3),
-        )
+        offsets
+            .iter()
+            .flat_map(|offset| (*offset as u64).to_le_bytes())
+            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+            })
     }
 }
 

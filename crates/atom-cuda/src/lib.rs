@@ -10,29 +10,44 @@
 //! This crate must never know a request, a scheduler or a model family. No other crate may know CUDA.
 
 mod api;
+mod backend;
 mod blas;
+mod buffers;
 mod compile;
 mod device;
 mod element;
 mod error;
+mod gpu;
 mod graph;
 mod kernels;
 pub mod launch;
+mod layout;
 mod library;
 mod memory;
 mod module;
+mod plan;
+mod record;
+pub mod sample_rows;
+mod sampler;
+mod simple;
+mod staging;
+mod weights;
 mod work;
 
 pub use api::{CublasLt, Driver, Nvrtc};
+pub use backend::CudaBackend;
 pub use blas::{Blas, Product};
 pub use compile::{Compiler, Program};
 pub use cudarc::driver::sys::{CUtensorMapDataType as MapElement, CUtensorMapSwizzle as MapSwizzle};
 pub use device::{Device, Event, Properties, Stream};
 pub use element::Element;
 pub use error::CudaError;
+pub use gpu::{Gpu, GpuOptions};
 pub use graph::Graph;
 pub use kernels::{Kernels, Queue, SOURCES, Source};
+pub use layout::{Layout, Limits};
 pub use library::Search;
 pub use memory::{Address, DeviceMem, Pinned};
 pub use module::{Arg, Kernel, Launch, Module, TensorMap, Tiling};
+pub use plan::{Plan, Sampling, Sizer, Sizes};
 pub use work::{Piece, Tile, WorkCounts, WorkCutter, WorkRoom, WorkSpec};

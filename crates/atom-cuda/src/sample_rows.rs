@@ -22,11 +22,8 @@ pub fn row_bytes(out: &OutRow, vocab: usize) -> [u8; ROW_BYTES] {
     let params = &*out.params;
     let scores = out.target.is_some();
     let truncates_min_p = !scores && params.min_p > 0.0;
-    let min_p_log = if truncates_min_p {
-        f64::from(params.temperature) * f64::from(params.min_p).ln()
-    } else {
-        0.0
-    };
+    let min_p_log =
+        if truncates_min_p { f64::from(params.temperature) * f64::from(params.min_p).ln() } else { 0.0 };
     let asked = if scores { Some(params.prompt_logprobs.unwrap_or(0)) } else { params.logprobs };
     let biases = if scores { 0 } else { params.logit_bias.len() };
     let flag = |is: bool, flag: u32| if is { flag } else { 0 };
@@ -183,7 +180,8 @@ impl BiasTables {
         }
         records[part.loads * BIAS_LOAD_BYTES..][..BIAS_LOAD_BYTES].copy_from_slice(&record.bytes);
         self.order.clear();
-        self.order.extend(biases.iter().zip(0u64..).map(|(&(token, _), place)| u64::from(token) << 32 | place));
+        self.order
+            .extend(biases.iter().zip(0u64..).map(|(&(token, _), place)| u64::from(token) << 32 | place));
         self.order.sort_unstable();
         let room = entries[part.items * BIAS_BYTES..].as_chunks_mut::<BIAS_BYTES>().0;
         assert!(room.len() >= biases.len(), "room for {LOGIT_BIAS_MAX} entries a row");

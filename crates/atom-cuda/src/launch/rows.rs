@@ -85,14 +85,8 @@ pub unsafe fn embed(
     };
     let launch = launch(&extent, width);
     let words = extent.words();
-    let args = [
-        table.into(),
-        tokens.into(),
-        last_tokens.into(),
-        (width as u32).into(),
-        out.into(),
-        bytes(&words),
-    ];
+    let args =
+        [table.into(), tokens.into(), last_tokens.into(), (width as u32).into(), out.into(), bytes(&words)];
     // SAFETY: the caller's.
     unsafe { queue.launch("rows", name, launch, &args) }
 }

@@ -28,8 +28,26 @@ fn a_row_has_its_fields_where_the_kernels_read_them() {
     let floor = (0.5 * 0.125_f64.ln()).to_bits();
     let f = f32::to_bits;
     let expected = [
-        9, 77, 2 | 4 | 8 | 16, 0, f(0.5), f(0.25), floor as u32, (floor >> 32) as u32, 40, 4, 6, 2, 0x89ab_cdef,
-        0x0123_4567, f(1.25), f(0.75), f(-1.5), 0, 0, 0,
+        9,
+        77,
+        2 | 4 | 8 | 16,
+        0,
+        f(0.5),
+        f(0.25),
+        floor as u32,
+        (floor >> 32) as u32,
+        40,
+        4,
+        6,
+        2,
+        0x89ab_cdef,
+        0x0123_4567,
+        f(1.25),
+        f(0.75),
+        f(-1.5),
+        0,
+        0,
+        0,
     ];
     assert_eq!(got, expected);
 }
@@ -124,7 +142,8 @@ fn histories_are_cut_into_parts_and_nothing_is_lost() {
 
 #[test]
 fn bias_tables_travel_once_sorted_by_token() {
-    let biased = |list: &[(TokenId, f32)]| SamplingParams { logit_bias: list.into(), ..SamplingParams::default() };
+    let biased =
+        |list: &[(TokenId, f32)]| SamplingParams { logit_bias: list.into(), ..SamplingParams::default() };
     let first = OutRow { slot: SlotId(1), ..row(biased(&[(7, 1.0), (3, 2.0), (7, 3.0)])) };
     let plain = OutRow { slot: SlotId(2), ..row(SamplingParams::default()) };
     let other = OutRow { slot: SlotId(3), ..row(biased(&[(1, 4.0)])) };

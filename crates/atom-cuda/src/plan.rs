@@ -1,0 +1,282 @@
+//! How much device memory a rank takes, known to the byte before any of it is taken.
+
+use crate::buffers::Places;
+use crate::element::Element;
+use crate::error::CudaError;
+use crate::layout::{Layout, Limits};
+use crate::sample_rows::{BIAS_BYTES, BIAS_LOAD_BYTES, RESULT_BYTES, ROW_BYTES, SEEN_LOAD_BYTES};
+use crate::weights::Shelf;
+use atom_base::ScoredToken;
+use atom_base::limits::LOGIT_BIAS_MAX;
+use atom_ops::{
+    Backend, Collectives, ExpertRows, KvDType, OpsError, Recording, Reserve, Slice, StepInputs, Weight,
+};
+use atom_weights::Tensor;
+use std::fmt;
+
+/// Loads a model without a device: it only counts. Give it to `Model::load`, then the recordings of all buckets to
+/// [`Self::size`].
+pub struct Sizer {
+    shelf: Shelf,
+    room: usize,
+    staging: usize,
+    recordings: usize,
+}
+
+/// Bytes of device memory by purpose, all but the cache's pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Type of activations and matrices.
+    pub element: Element,
+    /// Weights, one block.
+    pub weights: usize,
+    /// Buffers of the largest recording.
+    pub room: usize,
+    /// What a step uploads.
+    pub staging: usize,
+    /// What a step brings back.
+    pub results: usize,
+    /// Page tables of all slots.
+    pub tables: usize,
+    /// What sampling keeps of each slot, and its scratch.
+    pub sampling: Sampling,
+    /// cuBLASLt's.
+    pub workspace: usize,
+    /// Kept free for what the driver takes by itself: code of the libraries, and the recordings' nodes.
+    pub driver: usize,
+    /// One page of the cache in all layers.
+    pub page: usize,
+}
+
+/// Arrays of the sampling kernels, see `kernels/sample.cuh`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sampling {
+    /// Token counts. `[slots, 512 blocks]` u16
+    pub seen: usize,
+    /// Bits of tokens with a bias. `[slots, 16 blocks]` u32
+    pub biased: usize,
+    /// Biases. `[slots, LOGIT_BIAS_MAX]`
+    pub biases: usize,
+    /// `[out rows, 2, groups]` u32
+    pub keys: usize,
+    /// `[out rows, 2, blocks]` u64
+    pub masses: usize,
+    /// `[out rows, 2, splits]` u32
+    pub peaks: usize,
+    /// `[slots]` u32
+    pub last_tokens: usize,
+    /// Records and items of loads, on their way.
+    pub loads: usize,
+}
+
+/// Sizes with a number of pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// All but the pages.
+    pub sizes: Sizes,
+    /// Pages of the cache, the Sink included.
+    pub pages: usize,
+}
+
+impl Sizer {
+    /// For a model in `element`.
+    pub fn new(element: Element) -> Self {
+        Self { shelf: Shelf::new(element), room: 0, staging: 0, recordings: 0 }
+    }
+
+    /// Takes a recording into account; `reserve` is what [`Backend::reserve`] will get (its pages don't matter).
+    pub fn add(&mut self, recording: &Recording, reserve: &Reserve) {
+        self.room = self.room.max(Places::new(recording, self.shelf.element()).bytes);
+        self.staging = self.staging.max(Layout::new(&recording.shape(), &limits(reserve)).end);
+        self.recordings += recording.ops().len();
+    }
+
+    /// What it comes to.
+    pub fn sizes(&self, reserve: &Reserve) -> Sizes {
+        let out_rows = reserve.top.out_rows;
+        let element = self.shelf.element();
+        let attention = &reserve.attention;
+        let head = attention.kv_heads * attention.head_dim;
+        Sizes {
+            element,
+            weights: self.shelf.used(),
+            room: self.room,
+            staging: self.staging,
+            results: out_rows * RESULT_BYTES,
+            tables: 4 * reserve.slots * reserve.pages_per_sequence,
+            sampling: if reserve.samples { Sampling::new(reserve) } else { Sampling::default() },
+            workspace: crate::blas::WORKSPACE_BYTES,
+            driver: DRIVER_BYTES + self.recordings * NODE_BYTES,
+            page: 2 * reserve.layers * head * element.bytes() * reserve.page_size,
+        }
+    }
+}
+
+impl Sampling {
+    fn new(reserve: &Reserve) -> Self {
+        let (slots, out_rows) = (reserve.slots, reserve.top.out_rows);
+        let blocks = reserve.vocab.div_ceil(TOKEN_BLOCK);
+        Self {
+            seen: slots * TOKEN_BLOCK * blocks * 2,
+            biased: slots * TOKEN_BLOCK / 32 * blocks * 4,
+            biases: slots * LOGIT_BIAS_MAX * BIAS_BYTES,
+            keys: out_rows * 2 * 4 * blocks * 4,
+            masses: out_rows * 2 * blocks * 8,
+            peaks: out_rows * 2 * blocks * 4,
+            last_tokens: 4 * slots,
+            loads: LOADS_ROOM + load_items_bytes(reserve),
+        }
+    }
+
+    fn total(&self) -> usize {
+        let Self { seen, biased, biases, keys, masses, peaks, last_tokens, loads } = *self;
+        [seen, biased, biases, keys, masses, peaks, last_tokens, loads].map(rounded).iter().sum()
+    }
+}
+
+impl Sizes {
+    /// Bytes that do not depend on the number of pages.
+    pub fn fixed(&self) -> usize {
+        let Self { weights, room, staging, results, tables, workspace, driver, .. } = *self;
+        let parts = [weights, room, staging, results, tables, workspace, driver];
+        parts.map(rounded).iter().sum::<usize>() + self.sampling.total()
+    }
+
+    /// As many pages as fit into `budget` bytes; fewer than 2 are an error with the numbers.
+    pub fn pages_within(&self, budget: u64) -> Result<usize, CudaError> {
+        let left = budget.saturating_sub(self.fixed() as u64);
+        let pages = (left / self.page as u64) as usize;
+        if pages < 2 {
+            let needed = self.fixed() + 2 * self.page;
+            return Err(CudaError::Memory(format!(
+                "the model needs {} of GPU memory and may have {}: {}. A larger --gpu-memory-utilization, or fewer \
+                 --max-num-batched-tokens or --max-num-seqs, would help",
+                mib(needed),
+                mib(budget as usize),
+                Plan { sizes: *self, pages: 2 }
+            )));
+        }
+        Ok(pages)
+    }
+}
+
+impl Plan {
+    /// All of it.
+    pub fn total(&self) -> usize {
+        self.sizes.fixed() + rounded(self.pages * self.sizes.page)
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let s = &self.sizes;
+        write!(
+            f,
+            "weights {}, {} pages of the KV cache {}, step buffers {}, sampling {}, staging and tables {}, workspace {}, \
+             kept for the driver {}",
+            mib(s.weights),
+            self.pages,
+            mib(self.pages * s.page),
+            mib(s.room),
+            mib(s.sampling.total()),
+            mib(s.staging + s.results + s.tables),
+            mib(s.workspace),
+            mib(s.driver)
+        )
+    }
+}
+
+impl Backend for Sizer {
+    fn load_matrix(&mut self, parts: &[Slice]) -> Result<Weight, OpsError> {
+        self.shelf.matrix(parts).map(|(weight, _)| weight)
+    }
+
+    fn load_experts(&mut self, experts: &[Vec<Slice>]) -> Result<Weight, OpsError> {
+        self.shelf.experts(experts).map(|(weight, _)| weight)
+    }
+
+    fn load_vector(&mut self, parts: &[Slice]) -> Result<Weight, OpsError> {
+        self.shelf.vector(parts).map(|(weight, _)| weight)
+    }
+
+    fn load_table(&mut self, table: &Tensor) -> Result<Weight, OpsError> {
+        self.shelf.table(table).map(|(weight, _)| weight)
+    }
+
+    fn reserve(&mut self, _: &Reserve) -> Result<(), OpsError> {
+        Err(only_counts())
+    }
+
+    fn record(&mut self, _: Recording) -> Result<usize, OpsError> {
+        Err(only_counts())
+    }
+
+    fn forget(&mut self, _: usize) {}
+
+    fn replay(
+        &mut self,
+        _: usize,
+        _: &StepInputs<'_>,
+        _: &dyn Collectives,
+        _: &mut [ScoredToken],
+    ) -> Result<(), OpsError> {
+        Err(only_counts())
+    }
+
+    fn expert_rows(&self) -> ExpertRows {
+        ExpertRows::default()
+    }
+}
+
+/// What a layout depends on besides the shape.
+pub(crate) fn limits(reserve: &Reserve) -> Limits {
+    Limits {
+        slots: reserve.slots,
+        pages_per_sequence: reserve.pages_per_sequence,
+        tile_bytes: 0,
+        piece_bytes: 0,
+        sample_bytes: if reserve.samples { ROW_BYTES } else { 0 },
+    }
+}
+
+/// The type of the cache's elements is that of activations.
+pub(crate) fn check_kv(kv: KvDType, element: Element) -> Result<(), CudaError> {
+    match (kv, element) {
+        (KvDType::BF16, Element::BF16) | (KvDType::F32, Element::F32) => Ok(()),
+        _ => Err(CudaError::Unsupported(format!(
+            "a KV cache of {kv:?} beside activations of {element:?} is not built yet on a GPU; leave --kv-cache-dtype \
+             at auto"
+        ))),
+    }
+}
+
+/// Tokens or biases that one load may bring at a time: a whole context, and the biases of all rows.
+pub(crate) fn load_items_bytes(reserve: &Reserve) -> usize {
+    let tokens = 4 * reserve.pages_per_sequence * reserve.page_size;
+    tokens.max(reserve.top.out_rows * LOGIT_BIAS_MAX * BIAS_BYTES)
+}
+
+fn only_counts() -> OpsError {
+    OpsError::Device("this backend only counts what another one will need".into())
+}
+
+fn rounded(bytes: usize) -> usize {
+    bytes.next_multiple_of(GRANULE)
+}
+
+fn mib(bytes: usize) -> String {
+    format!("{} MiB", bytes.div_ceil(1 << 20))
+}
+
+/// What the driver hands out memory in.
+const GRANULE: usize = 2 << 20;
+/// Tokens that sampling weighs together.
+pub(crate) const TOKEN_BLOCK: usize = 512;
+/// Records of as many loads as one launch takes, and their count in front.
+pub(crate) const LOADS_MAX: usize = 64;
+pub(crate) const LOADS_ROOM: usize =
+    256 + LOADS_MAX * if SEEN_LOAD_BYTES > BIAS_LOAD_BYTES { SEEN_LOAD_BYTES } else { BIAS_LOAD_BYTES };
+/// Code of cuBLASLt's kernels, brought in as they are chosen.
+const DRIVER_BYTES: usize = 256 << 20;
+/// A kernel's node in an instantiated graph.
+const NODE_BYTES: usize = 4 << 10;

@@ -1,0 +1,93 @@
+//! What a step uploads, written into pinned memory by the layout.
+
+use crate::layout::{HEADER_WORDS, Layout};
+use crate::memory::Pinned;
+use crate::sample_rows::{ROW_BYTES, row_bytes};
+use atom_ops::{Reserve, StepInputs};
+
+/// The host's side of the staging buffer, and what the device's page tables hold.
+pub(crate) struct Staging {
+    pinned: Pinned,
+    tables: Vec<u32>, // [slots, pages of a sequence], as on the device
+}
+
+/// Places of the header that the host writes, see `Header` in `kernels/prelude.cuh`.
+const ROWS: usize = 0;
+const OUT_ROWS: usize = 1;
+const SPANS: usize = 2;
+const TABLE_ENTRIES: usize = 6;
+
+impl Staging {
+    pub(crate) fn new(pinned: Pinned, reserve: &Reserve) -> Self {
+        Self { pinned, tables: vec![0; reserve.slots * reserve.pages_per_sequence] }
+    }
+
+    pub(crate) fn bytes(&self) -> &Pinned {
+        &self.pinned
+    }
+
+    /// What is not written hereafter must not matter.
+    pub(crate) fn poison(&mut self) {
+        self.pinned.fill(0xff);
+    }
+
+    /// Writes a step, and returns how many bytes have to travel.
+    pub(crate) fn fill(&mut self, layout: &Layout, reserve: &Reserve, inputs: &StepInputs<'_>) -> usize {
+        let rows = inputs.tokens.len();
+        let mut header = [0_u32; HEADER_WORDS];
+        header[ROWS] = rows as u32;
+        header[OUT_ROWS] = inputs.out.len() as u32;
+        header[SPANS] = inputs.spans.len() as u32;
+        let entries = self.update_tables(layout, reserve, inputs);
+        header[TABLE_ENTRIES] = entries as u32;
+        self.words(layout.header, header);
+        self.words(layout.tokens, inputs.tokens.iter().copied());
+        self.words(layout.positions, inputs.positions.iter().copied());
+        self.words(layout.cache_rows, inputs.cache_rows.iter().copied());
+        self.words(
+            layout.row_slots,
+            inputs.spans.iter().flat_map(|span| std::iter::repeat_n(span.slot.0, span.rows as usize)),
+        );
+        self.words(layout.group_rows, inputs.group_rows.iter().copied());
+        self.words(layout.out_rows, inputs.out.iter().map(|out| out.row));
+        if reserve.samples {
+            let records = self.pinned[layout.samples..].chunks_exact_mut(ROW_BYTES);
+            for (record, out) in records.zip(inputs.out) {
+                record.copy_from_slice(&row_bytes(out, reserve.vocab));
+            }
+        }
+        layout.updates + 8 * entries
+    }
+
+    /// Entries of this step's sequences that the device does not have yet.
+    fn update_tables(&mut self, layout: &Layout, reserve: &Reserve, inputs: &StepInputs<'_>) -> usize {
+        let stride = reserve.pages_per_sequence;
+        let mut entries = 0;
+        for span in inputs.spans {
+            let pages = (span.start + span.rows).div_ceil(reserve.page_size as u32) as usize;
+            let first = span.slot.0 as usize * stride;
+            let wanted = &inputs.tables.pages(span.slot)[..pages];
+            let held = &mut self.tables[first..first + pages];
+            if held == wanted {
+                continue;
+            }
+            for (index, (held, &page)) in held.iter_mut().zip(wanted).enumerate() {
+                if *held == page {
+                    continue;
+                }
+                *held = page;
+                let place = layout.updates + 8 * entries;
+                self.pinned[place..place + 4].copy_from_slice(&((first + index) as u32).to_le_bytes());
+                self.pinned[place + 4..place + 8].copy_from_slice(&page.to_le_bytes());
+                entries += 1;
+            }
+        }
+        entries
+    }
+
+    fn words(&mut self, offset: usize, words: impl IntoIterator<Item = u32>) {
+        for (place, word) in self.pinned[offset..].as_chunks_mut::<4>().0.iter_mut().zip(words) {
+            *place = word.to_le_bytes();
+        }
+    }
+}
