@@ -5,15 +5,15 @@
 
 __device__ u32 first_of(const Search& s, u32 key) {
     __syncthreads();
-    if (threadIdx.x == 0) s.room.found = 0xffffffffu;
+    if (threadIdx.x == 0) room.found = 0xffffffffu;
     __syncthreads();
     u32 group = 0xffffffffu;
     for (u32 g = threadIdx.x; g < s.groups; g += THREADS)
-        if (s.room.keys[g] == key) group = min(group, g);
+        if (room.keys[g] == key) group = min(group, g);
     group = __reduce_min_sync(0xffffffffu, group);
-    if (s.lane == 0) atomicMin(&s.room.found, group);
+    if (s.lane == 0) atomicMin(&room.found, group);
     __syncthreads();
-    group = s.room.found;
+    group = room.found;
     float x[4];
     s.logits.load_changed(group, s.lane, x);
     u32 token = 0xffffffffu;
@@ -29,21 +29,21 @@ __device__ u32 draw_by_token(const Search& s, const u64* masses, const Weights& 
     u32 from = min(threadIdx.x * each, blocks), to = min(from + each, blocks);
     u64 sum = 0, total;
     for (u32 b = from; b < to; b++) sum += masses[b];
-    u64 before = block_scan(s.room, sum, total);
+    u64 before = block_scan(sum, total);
     u64 target = part_of(total, uniform);
     if (before <= target && target < before + sum) {
         u32 b = from;
         for (; before + masses[b] <= target; b++) before += masses[b];
-        s.room.found = b, s.room.left = target - before;
+        room.found = b, room.left = target - before;
     }
     __syncthreads();
-    u32 token = s.room.found * BLOCK + threadIdx.x;
-    target = s.room.left;
+    u32 token = room.found * BLOCK + threadIdx.x;
+    target = room.left;
     u64 own = token < s.logits.vocab ? mass(s.logits.at(token), w) : 0;
-    before = block_scan(s.room, own, total);
-    if (before <= target && target < before + own) s.room.found = token;
+    before = block_scan(own, total);
+    if (before <= target && target < before + own) room.found = token;
     __syncthreads();
-    return s.room.found;
+    return room.found;
 }
 
 /// Truncates and draws from a sorted list that holds every token that may be kept.
@@ -53,28 +53,28 @@ __device__ u32 draw_from_list(const Search& s, const SampleRow& r, const Weights
 #pragma unroll
     for (u32 i = 0; i < EACH; i++) {
         u32 place = threadIdx.x * EACH + i;
-        own[i] = place < kept ? mass(unordered((u32)(s.room.list[place] >> 32)), w) : 0;
+        own[i] = place < kept ? mass(unordered((u32)(room.list[place] >> 32)), w) : 0;
         sum += own[i];
     }
-    u64 before = block_scan(s.room, sum, total);
+    u64 before = block_scan(sum, total);
     if (r.top_p < 1.0f) {
         u64 need = share_of(all ? all : total, r.top_p), running = before;
 #pragma unroll
         for (u32 i = 0; i < EACH; i++) {
-            if (running < need && need <= running + own[i]) s.room.left = running + own[i];
+            if (running < need && need <= running + own[i]) room.left = running + own[i];
             running += own[i];
         }
         __syncthreads();
-        total = s.room.left;
+        total = room.left;
     }
     u64 target = part_of(total, uniform);
 #pragma unroll
     for (u32 i = 0; i < EACH; i++) {
-        if (before <= target && target < before + own[i]) s.room.found = threadIdx.x * EACH + i;
+        if (before <= target && target < before + own[i]) room.found = threadIdx.x * EACH + i;
         before += own[i];
     }
     __syncthreads();
-    return ~(u32)s.room.list[s.room.found];
+    return ~(u32)room.list[room.found];
 }
 
 /// Weight of the tokens whose keys are at least `low`, those of `low` itself up to token `last` only.
@@ -90,7 +90,7 @@ __device__ __noinline__ u64 mass_from(const Search& search, const Weights& weigh
             sum += token < s.logits.vocab && (key > low || (key == low && token <= last)) ? own : 0;
         }
     });
-    return block_sum(s.room, sum);
+    return block_sum(sum);
 }
 
 /// The same without a list of all that may be kept. `listed`: how many tokens there are from `low` on. `most`: what is
@@ -133,8 +133,8 @@ __device__ u32 draw_truncated(const Search& s, const SampleRow& r, const Weights
             listed = collect(s, low);
             if (listed > LIST) break;
             weight = 0;
-            for (u32 i = threadIdx.x; i < listed; i += THREADS) weight += mass(unordered((u32)(s.room.list[i] >> 32)), w);
-            weight = block_sum(s.room, weight);
+            for (u32 i = threadIdx.x; i < listed; i += THREADS) weight += mass(unordered((u32)(room.list[i] >> 32)), w);
+            weight = block_sum(weight);
         }
     } else {
         if (r.top_k && r.top_k <= s.groups) low = nth_group(s, r.top_k, ordered(w.largest));
@@ -145,7 +145,7 @@ __device__ u32 draw_truncated(const Search& s, const SampleRow& r, const Weights
         listed = collect(s, low);
     }
     if (listed > LIST) return draw_by_passes(s, r, w, low, listed, all, most, uniform);
-    sort(s.room, listed);
+    sort(listed);
     return draw_from_list(s, r, w, listed, all, uniform);
 }
 
@@ -163,13 +163,13 @@ __device__ void likeliest(const Search& s, u32 n, u32 peak) {
         list_equals(s, cut.key, n - listed, listed, false);
         listed = n;
     }
-    sort(s.room, listed);
+    sort(listed);
 }
 
 __device__ void load_keys(const Search& s, const SampleArgs& a, u32 row, Set set) {
     __syncthreads();
     const u32* keys = a.keys + (u64)(row * 2 + set) * s.groups;
-    for (u32 g = threadIdx.x; g < s.groups; g += THREADS) s.room.keys[g] = keys[g];
+    for (u32 g = threadIdx.x; g < s.groups; g += THREADS) room.keys[g] = keys[g];
     __syncthreads();
 }
 
@@ -177,13 +177,13 @@ __device__ void load_keys(const Search& s, const SampleArgs& a, u32 row, Set set
 __device__ void report(const Search& s, const SampleRow& r, const u64* masses, u32 peak, u32 token, Scored& result) {
     u64 sum = 0;
     for (u32 b = threadIdx.x; b < s.groups / GROUPS_OF_BLOCK; b += THREADS) sum += masses[b];
-    double total = log(__dmul_rn(__ull2double_rn(block_sum(s.room, sum)), 1.0 / (1ull << 40)));
+    double total = log(__dmul_rn(__ull2double_rn(block_sum(sum)), 1.0 / (1ull << 40)));
     double largest = unordered(peak);
     auto logprob = [&](float x) { return __double2float_rn(__dsub_rn(__dsub_rn((double)x, largest), total)); };
     u32 top = min(r.top, s.logits.vocab);
     if (top) likeliest(s, top, peak);
     if (threadIdx.x < top) {
-        u64 key = s.room.list[threadIdx.x];
+        u64 key = room.list[threadIdx.x];
         result.tokens[threadIdx.x] = ~(u32)key;
         result.logprobs[threadIdx.x] = logprob(unordered((u32)(key >> 32)));
     }
@@ -192,7 +192,6 @@ __device__ void report(const Search& s, const SampleRow& r, const u64* masses, u
 
 /// Chooses or scores the token of a row, and keeps it for the slot's next step.
 extern "C" __global__ void __launch_bounds__(THREADS) sample_finish(const __grid_constant__ SampleArgs a) {
-    __shared__ Room room;
     u32 row = blockIdx.x;
     let_next_start();
     bool real = row < (u32)a.header[OUT_ROWS];
@@ -204,17 +203,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_finish(const __grid
     const u64* masses = a.masses + (u64)row * 2 * blocks;
     bool scores = r.flags & SCORES_TARGET;
     Logits logits = logits_of(a, row, r, CHOICE);
-    Search s = {room, logits, groups, threadIdx.x / 32, threadIdx.x % 32};
+    Search s = {logits, groups, threadIdx.x / 32, threadIdx.x % 32};
     load_keys(s, a, row, CHOICE);
     u32 peak = 0;
     for (u32 g = threadIdx.x; g < groups; g += THREADS) peak = max(peak, room.keys[g]);
-    peak = block_max(room, peak);
+    peak = block_max(peak);
     u32 raw_peak = peak;
     if (keeps_raw(r)) {
         raw_peak = 0;
         const u32* keys = a.keys + (u64)(row * 2 + RAW) * groups;
         for (u32 g = threadIdx.x; g < groups; g += THREADS) raw_peak = max(raw_peak, keys[g]);
-        raw_peak = block_max(room, raw_peak);
+        raw_peak = block_max(raw_peak);
     }
     u32 token = r.target;
     if (!is_finite(unordered(peak)) || !is_finite(unordered(raw_peak))) {
@@ -230,7 +229,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_finish(const __grid
             u64 all = 0;
             if (weighs_all(r)) {
                 for (u32 b = threadIdx.x; b < blocks; b += THREADS) all += masses[b];
-                all = block_sum(room, all);
+                all = block_sum(all);
             }
             token = draw_truncated(s, r, w, all, uniform);
         }
@@ -240,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_finish(const __grid
     if (threadIdx.x == 0) write_token(a, row, r, token);
     if (token == NOT_A_NUMBER || !(r.flags & REPORTS)) return;
     Logits raw = logits_of(a, row, r, RAW);
-    Search reported = {room, raw, groups, s.warp, s.lane};
+    Search reported = {raw, groups, s.warp, s.lane};
     if (keeps_raw(r)) load_keys(reported, a, row, RAW);
     report(reported, r, masses + blocks, raw_peak, token, result);
 }

@@ -39,9 +39,11 @@ struct Room {
     u64 left;
 };
 
+/// At file scope, so that functions that are not inlined know it for shared memory.
+__shared__ Room room;
+
 /// One row of one set of logits, in the hands of a block.
 struct Search {
-    Room& room;
     Logits logits;
     u32 groups;
     u32 warp, lane;
@@ -49,7 +51,7 @@ struct Search {
 
 // ---- a block's sums; all threads call them and get the result ----
 
-__device__ __forceinline__ u64 block_sum(Room& room, u64 x) {
+__device__ __forceinline__ u64 block_sum(u64 x) {
     x = warp_sum(x);
     __syncthreads();
     if (threadIdx.x % 32 == 0) room.sums[threadIdx.x / 32] = x;
@@ -60,7 +62,7 @@ __device__ __forceinline__ u64 block_sum(Room& room, u64 x) {
     return sum;
 }
 
-__device__ __forceinline__ u32 block_max(Room& room, u32 x) {
+__device__ __forceinline__ u32 block_max(u32 x) {
     x = __reduce_max_sync(0xffffffffu, x);
     __syncthreads();
     if (threadIdx.x % 32 == 0) room.sums[threadIdx.x / 32] = x;
@@ -72,7 +74,7 @@ __device__ __forceinline__ u32 block_max(Room& room, u32 x) {
 }
 
 /// Sum of `x` of all lower threads; `total` of all.
-__device__ __forceinline__ u64 block_scan(Room& room, u64 x, u64& total) {
+__device__ __forceinline__ u64 block_scan(u64 x, u64& total) {
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u64 up_to = x;
 #pragma unroll
@@ -101,7 +103,7 @@ template <typename F> __device__ __forceinline__ void each_group(const Search& s
     constexpr u32 AT_ONCE = 4;
     for (u32 first = s.warp * 32; first < s.groups; first += THREADS) {
         u32 mine = first + s.lane;
-        u32 hits = __ballot_sync(0xffffffffu, mine < s.groups && s.room.keys[mine] >= low);
+        u32 hits = __ballot_sync(0xffffffffu, mine < s.groups && room.keys[mine] >= low);
         while (hits) {
             u32 group[AT_ONCE];
             float x[AT_ONCE][4];
@@ -134,12 +136,12 @@ __device__ __forceinline__ void list_marked(const Search& s, u32 group, const fl
         if (s.lane >= d) up_to += other;
     }
     u32 start = 0;
-    if (s.lane == 31) start = atomicAdd(&s.room.listed, up_to);
+    if (s.lane == 31) start = atomicAdd(&room.listed, up_to);
     u32 place = __shfl_sync(0xffffffffu, start, 31) + up_to - own;
 #pragma unroll
     for (u32 j = 0; j < 4; j++) {
         if (!(in >> j & 1)) continue;
-        if (place < LIST) s.room.list[place] = token_key(ordered(x[j]), s.logits.token(group, s.lane, j));
+        if (place < LIST) room.list[place] = token_key(ordered(x[j]), s.logits.token(group, s.lane, j));
         place++;
     }
 }
@@ -149,7 +151,7 @@ __device__ __forceinline__ void list_marked(const Search& s, u32 group, const fl
 __device__ __noinline__ u32 collect(const Search& search, u32 low) {
     const Search s = search;
     __syncthreads();
-    if (threadIdx.x == 0) s.room.listed = 0;
+    if (threadIdx.x == 0) room.listed = 0;
     __syncthreads();
     each_group(s, low, [&](u32 group, const float(&x)[4]) {
         u32 in = 0;
@@ -159,11 +161,11 @@ __device__ __noinline__ u32 collect(const Search& search, u32 low) {
         list_marked(s, group, x, in);
     });
     __syncthreads();
-    return s.room.listed;
+    return room.listed;
 }
 
 /// Sorts the first `n` of the list, likeliest first. No two keys are equal.
-__device__ __noinline__ void sort(Room& room, u32 n) {
+__device__ __noinline__ void sort(u32 n) {
     constexpr u32 FEW = 128;
     if (n <= FEW) {
         u64 key = threadIdx.x < n ? room.list[threadIdx.x] : 0;
@@ -198,9 +200,9 @@ __device__ __noinline__ void list_equals(const Search& search, u32 key, u64 coun
     // Counts of groups lie where the list does, so ranks are found before anything is listed.
     u64 held = 0;
     __syncthreads();
-    if (threadIdx.x < at) held = s.room.list[threadIdx.x];
+    if (threadIdx.x < at) held = room.list[threadIdx.x];
     __syncthreads();
-    for (u32 g = threadIdx.x; g < s.groups; g += THREADS) s.room.counts[g] = 0;
+    for (u32 g = threadIdx.x; g < s.groups; g += THREADS) room.counts[g] = 0;
     __syncthreads();
     each_group(s, key, [&](u32 group, const float(&x)[4]) {
         u32 count = 0;
@@ -208,26 +210,26 @@ __device__ __noinline__ void list_equals(const Search& search, u32 key, u64 coun
         for (u32 j = 0; j < 4; j++)
             count += ordered(x[j]) == key && s.logits.token(group, s.lane, j) < s.logits.vocab;
         count = __reduce_add_sync(0xffffffffu, count);
-        if (s.lane == 0) s.room.counts[group] = count;
+        if (s.lane == 0) room.counts[group] = count;
     });
     __syncthreads();
     // Each thread has a run of groups; ranks of their first tokens replace the counts.
     u32 each = ceil_div(s.groups, THREADS), from = min(threadIdx.x * each, s.groups), to = min(from + each, s.groups);
     u64 sum = 0, total;
-    for (u32 g = from; g < to; g++) sum += s.room.counts[g];
-    u64 rank = block_scan(s.room, sum, total);
+    for (u32 g = from; g < to; g++) sum += room.counts[g];
+    u64 rank = block_scan(sum, total);
     u64 first = only_last ? count - 1 : 0;
     u32 mine[GROUPS_MAX / THREADS];
-    for (u32 g = from; g < to; g++) mine[g - from] = s.room.counts[g];
+    for (u32 g = from; g < to; g++) mine[g - from] = room.counts[g];
     __syncthreads();
-    if (threadIdx.x < at) s.room.list[threadIdx.x] = held;
+    if (threadIdx.x < at) room.list[threadIdx.x] = held;
     for (u32 g = from; g < to; g++) {
         u64 next = rank + mine[g - from];
         // Few groups hold ranks that are asked for: `count` is at most TOP_MAX, or one rank is.
         if (rank < count && next > first)
             for (u32 token = g * GROUP; token < min((g + 1) * GROUP, s.logits.vocab); token++) {
                 if (ordered(s.logits.at(token)) != key) continue;
-                if (rank >= first && rank < count) s.room.list[at + rank - first] = token_key(key, token);
+                if (rank >= first && rank < count) room.list[at + rank - first] = token_key(key, token);
                 rank++;
             }
         rank = next;
@@ -240,10 +242,10 @@ __device__ __noinline__ u32 nth_group(const Search& search, u32 n, u32 peak) {
     const Search s = search;
     u32 least = 0xffffffffu;
     const u32 impossible = ordered(__uint_as_float(0xff800000u));
-    if (threadIdx.x < BINS) s.room.bins[threadIdx.x] = 0;
+    if (threadIdx.x < BINS) room.bins[threadIdx.x] = 0;
     for (u32 g = threadIdx.x; g < s.groups; g += THREADS)
-        if (s.room.keys[g] > impossible) least = min(least, s.room.keys[g]);
-    least = ~block_max(s.room, ~least);
+        if (room.keys[g] > impossible) least = min(least, room.keys[g]);
+    least = ~block_max(~least);
     // Equal steps down from the peak. Rounding can't turn the order of two distances.
     float top = unordered(peak), range = __fsub_rn(top, unordered(least));
     float scale = range > 0.0f ? __fdiv_rn(BINS - 1, range) : 0.0f;
@@ -251,12 +253,12 @@ __device__ __noinline__ u32 nth_group(const Search& search, u32 n, u32 peak) {
         return key <= impossible ? BINS - 1
                                  : min(__float2uint_rz(__fmul_rn(__fsub_rn(top, unordered(key)), scale)), BINS - 1);
     };
-    for (u32 g = threadIdx.x; g < s.groups; g += THREADS) atomicAdd(&s.room.bins[bin(s.room.keys[g])], 1);
+    for (u32 g = threadIdx.x; g < s.groups; g += THREADS) atomicAdd(&room.bins[bin(room.keys[g])], 1);
     __syncthreads();
     if (s.warp == 0) {
         u32 bins[BINS / 32], sum = 0;
 #pragma unroll
-        for (u32 i = 0; i < BINS / 32; i++) sum += bins[i] = s.room.bins[s.lane * (BINS / 32) + i];
+        for (u32 i = 0; i < BINS / 32; i++) sum += bins[i] = room.bins[s.lane * (BINS / 32) + i];
         u32 up_to = sum;
 #pragma unroll
         for (u32 d = 1; d < 32; d <<= 1) {
@@ -269,13 +271,13 @@ __device__ __noinline__ u32 nth_group(const Search& search, u32 n, u32 peak) {
             before += bins[i];
             last += before < n;
         }
-        if (up_to - sum < n && n <= up_to) s.room.found = s.lane * (BINS / 32) + last;
+        if (up_to - sum < n && n <= up_to) room.found = s.lane * (BINS / 32) + last;
     }
     __syncthreads();
-    u32 last = s.room.found, low = 0xffffffffu;
+    u32 last = room.found, low = 0xffffffffu;
     for (u32 g = threadIdx.x; g < s.groups; g += THREADS)
-        if (bin(s.room.keys[g]) <= last) low = min(low, s.room.keys[g]);
-    return ~block_max(s.room, ~low);
+        if (bin(room.keys[g]) <= last) low = min(low, room.keys[g]);
+    return ~block_max(~low);
 }
 
 /// Where a sum over the order of keys reaches a number: at `token`, whose logit's key is `key`; with it the sum is `sum`.
@@ -293,21 +295,21 @@ __device__ __noinline__ void take_sample(const Search& search, const Weights& we
 #pragma unroll
     for (u32 i = 0; i < SAMPLE / THREADS; i++) {
         u32 place = i * THREADS + threadIdx.x, token = (u64)place * s.logits.vocab / SAMPLE;
-        s.room.list[place] = token_key(ordered(s.logits.at(token)), token);
+        room.list[place] = token_key(ordered(s.logits.at(token)), token);
     }
     __syncthreads();
-    sort(s.room, SAMPLE);
+    sort(SAMPLE);
     constexpr u32 OWN = SAMPLE / THREADS;
     u64 sum = 0, total;
 #pragma unroll
-    for (u32 i = 0; i < OWN; i++) sum += mass(unordered((u32)(s.room.list[threadIdx.x * OWN + i] >> 32)), w);
-    u64 before = block_scan(s.room, sum, total);
+    for (u32 i = 0; i < OWN; i++) sum += mass(unordered((u32)(room.list[threadIdx.x * OWN + i] >> 32)), w);
+    u64 before = block_scan(sum, total);
     constexpr u32 SHARERS = SAMPLE_EACH / OWN;
     if (threadIdx.x % SHARERS == 0) {
-        s.room.samples[threadIdx.x / SHARERS] = s.room.list[threadIdx.x * OWN] >> 32;
-        s.room.below[threadIdx.x / SHARERS] = before;
+        room.samples[threadIdx.x / SHARERS] = room.list[threadIdx.x * OWN] >> 32;
+        room.below[threadIdx.x / SHARERS] = before;
     }
-    if (threadIdx.x == 0) s.room.samples[SAMPLE / SAMPLE_EACH] = 0, s.room.below[SAMPLE / SAMPLE_EACH] = total;
+    if (threadIdx.x == 0) room.samples[SAMPLE / SAMPLE_EACH] = 0, room.below[SAMPLE / SAMPLE_EACH] = total;
     __syncthreads();
 }
 
@@ -319,15 +321,15 @@ __device__ __forceinline__ void guess(const Search& s, bool by_mass, u32 pass, u
     // As wide as three quarters of the list have room for: about the error of the sample in a vocabulary of 160,000.
     const int away = max(((int)(LIST * 3 / 4 * TABLE / s.logits.vocab) - 1) / 2, 1);
     bool mine = threadIdx.x < TABLE;
-    u32 key = mine ? s.room.samples[threadIdx.x] : 0;
-    auto amount = [&](u32 i) { return by_mass ? (double)s.room.below[i] : (double)i; };
+    u32 key = mine ? room.samples[threadIdx.x] : 0;
+    auto amount = [&](u32 i) { return by_mass ? (double)room.below[i] : (double)i; };
     u32 first = __syncthreads_count(mine && key >= high), last = __syncthreads_count(mine && key >= low);
     double wanted = amount(first) + part * (amount(last) - amount(first));
     int row = __syncthreads_count(mine && amount(threadIdx.x) < wanted);
     if (last > first + 1 && pass < 4) {
-        from = s.room.samples[min(row + away, TABLE)];
+        from = room.samples[min(row + away, TABLE)];
         // At least one key, so that many tokens of one logit are told apart from the others at once.
-        to = max(s.room.samples[max(row - away, 0)], s.room.samples[min(row, TABLE)] + 1);
+        to = max(room.samples[max(row - away, 0)], room.samples[min(row, TABLE)] + 1);
     } else if (pass < 4) {
         from = low, to = high;
     } else {
@@ -358,7 +360,7 @@ __device__ __noinline__ Reached reach(const Search& search, bool by_mass, const 
         double part = about > need ? (double)(need - above) / (double)(about - above) : 1.0;
         guess(s, by_mass, pass, low, high, part, from, to);
         __syncthreads();
-        if (threadIdx.x == 0) s.room.listed = 0;
+        if (threadIdx.x == 0) room.listed = 0;
         __syncthreads();
         u64 over = 0, within = 0;
         each_group(s, from, [&](u32 group, const float(&x)[4]) {
@@ -376,40 +378,40 @@ __device__ __noinline__ Reached reach(const Search& search, bool by_mass, const 
             }
             list_marked(s, group, x, in);
         });
-        over = above + block_sum(s.room, over);
-        within = over + block_sum(s.room, within);
+        over = above + block_sum(over);
+        within = over + block_sum(within);
         if (need <= over) {
             low = to, about = over;
         } else if (need > within) {
             high = from, above = within;
         } else {
-            low = from, high = to, above = over, about = within, listed = s.room.listed;
+            low = from, high = to, above = over, about = within, listed = room.listed;
         }
     }
     if (listed > LIST) {
         // One logit, and more tokens than the list holds.
         u64 each = by_mass ? mass(unordered(low), w) : 1, count = (need - above + each - 1) / each;
         list_equals(s, low, count, 0, true);
-        return {low, ~(u32)s.room.list[0], above + count * each};
+        return {low, ~(u32)room.list[0], above + count * each};
     }
-    sort(s.room, listed);
+    sort(listed);
     u64 own[EACH], sum = 0, total;
 #pragma unroll
     for (u32 i = 0; i < EACH; i++) {
         u32 place = threadIdx.x * EACH + i;
-        own[i] = place >= listed ? 0 : !by_mass ? 1 : mass(unordered((u32)(s.room.list[place] >> 32)), w);
+        own[i] = place >= listed ? 0 : !by_mass ? 1 : mass(unordered((u32)(room.list[place] >> 32)), w);
         sum += own[i];
     }
-    u64 running = above + block_scan(s.room, sum, total);
+    u64 running = above + block_scan(sum, total);
 #pragma unroll
     for (u32 i = 0; i < EACH; i++) {
         if (running < need && need <= running + own[i]) {
-            s.room.found = threadIdx.x * EACH + i;
-            s.room.left = running + own[i];
+            room.found = threadIdx.x * EACH + i;
+            room.left = running + own[i];
         }
         running += own[i];
     }
     __syncthreads();
-    u64 key = s.room.list[s.room.found];
-    return {(u32)(key >> 32), ~(u32)key, s.room.left};
+    u64 key = room.list[room.found];
+    return {(u32)(key >> 32), ~(u32)key, room.left};
 }
