@@ -3,6 +3,8 @@
 // A choice is a row and a place among its top_k; `row * top_k + place` is its slot. Expert numbers are f32 in
 // the routes; a number that is no expert's (NO_EXPERT = -1, or a NaN) belongs to nobody.
 
+constexpr float NO_EXPERT = -1.0f;
+
 /// Which rows of the buffers are real, and which experts are held here: the same for every kernel.
 ///
 /// Rows of a buffer lie in `lanes` blocks of `lane_rows`; block l holds `real_rows[l]` real ones, at its start.

@@ -1,12 +1,13 @@
 // Op::Experts for the fewest rows (decode), bf16: two launches. Each block sorts the choices for itself, in shared memory;
 // the second product has all experts of its outputs in one block, so it also weighs and adds.
 //
-//   experts_few_gate_d{D}_bf16          gated[position, w] = silu(gate . x) * (up . x), positions in sorted order
-//       dynamic shared memory = FEW + 16 held + D * 16384 + 8192 + 8 * (ceil(hidden / 128) * 256 + 64)
-//   experts_few_down_d{D}_{bf16,out32}  right behind it; sums = 1: out [rows, hidden] = weighted sums in the order of the route,
+// Definition: DEPTH (of the rings).
+//   experts_few_gate_bf16          gated[position, w] = silu(gate . x) * (up . x), positions in sorted order
+//       dynamic shared memory = FEW + 16 held + DEPTH * 16384 + 8192 + 8 * (ceil(hidden / 128) * 256 + 64)
+//   experts_few_down_{bf16,out32}  right behind it; sums = 1: out [rows, hidden] = weighted sums in the order of the route,
 //       from 0, in f32, every real row; sums = 0: out [rows, top_k * hidden], y at the place of its choice
-//       dynamic shared memory = FEW + 16 held + D * 24576 + 64 * rows * top_k
-//   FEW = 12288; grid = multiprocessors, block 256; D in {8, 6, 4}; dynamic shared memory at most 232448
+//       dynamic shared memory = FEW + 16 held + DEPTH * 24576 + 64 * rows * top_k
+//   FEW = 12288; grid = multiprocessors, block 256
 //
 // rows (capacity lanes * lane_rows) <= 64, rows * top_k <= 512, held <= 1024; hidden and width multiples of 8.
 // x [rows, hidden], routes [rows, 2 top_k] f32, gate_up [held, 2 width, hidden], down [held, hidden, width].
@@ -77,7 +78,27 @@ __device__ __forceinline__ void few_tiles(FewPlan& plan, int held) {
     if (threadIdx.x == 0) plan.tiles = total >> 16;
 }
 
+/// The plan of a single row: its choices are in the order of experts already.
+__device__ __forceinline__ void few_plan_of_one(FewPlan& plan, const float* routes, const Choosers& who) {
+    int place = threadIdx.x;
+    if (place < 32) {
+        float number = place < who.top_k ? routes[place] : NO_EXPERT;
+        float weight = place < who.top_k ? routes[place + who.top_k] : 0.0f;
+        int expert = is_real(who, 0) ? held_expert(who, number) : -1;
+        u32 ours = __ballot_sync(0xffffffffu, expert >= 0), position = __popc(ours & ((1u << place) - 1));
+        plan.weight[place] = weight;
+        plan.place[place] = expert >= 0 ? position : NO_PLACE;
+        if (expert >= 0) {
+            plan.tile[position] = make_ushort4(expert, position, 1, 0);
+            plan.slot[position] = place;
+        }
+        if (place == 0) plan.tiles = __popc(ours);
+    }
+    __syncthreads();
+}
+
 __device__ __forceinline__ void few_plan(FewPlan& plan, const float* routes, const Choosers& who) {
+    if (who.lanes * who.lane_rows == 1 && who.top_k <= 32) return few_plan_of_one(plan, routes, who);
     FewExpert* experts = few_experts(plan);
     int choices = who.lanes * who.lane_rows * who.top_k, expert[2], row[2];
 #pragma unroll
@@ -178,7 +199,7 @@ struct FewCursor {
         input = g < at.z ? down.gated + (u64)(at.y + g) * down.inputs : nullptr;
     }
     /// Sends for the weights, the inputs or both of this step, and goes to the next.
-    template <int DEPTH, bool WEIGHTS, bool INPUTS> __device__ __forceinline__ void fetch(const FewDown& down, u32 ring) {
+    template <int AHEAD, bool WEIGHTS, bool INPUTS> __device__ __forceinline__ void fetch(const FewDown& down, u32 ring) {
         if (unit < down.units()) {
             u32 to = ring + slot * FewDown::SLOT + threadIdx.x * 16;
 #pragma unroll
@@ -198,23 +219,23 @@ struct FewCursor {
                 enter(down);
             }
         }
-        slot = slot + 1 == DEPTH ? 0 : slot + 1;
+        slot = slot + 1 == AHEAD ? 0 : slot + 1;
         cp_async_commit();
     }
 };
 
 /// One tile's 16 outputs of up to 8 choices, into y by position.
-template <int DEPTH> __device__ __forceinline__ void few_tile(const FewDown& down, FewCursor& next, u32 ring, int& slot, ushort4 at, float* y) {
+template <int AHEAD> __device__ __forceinline__ void few_tile(const FewDown& down, FewCursor& next, u32 ring, int& slot, ushort4 at, float* y) {
     float4 acc = {};
 #pragma unroll 1
     for (int step = 0; step < down.steps(); step++) {
-        cp_async_wait<DEPTH - 2>();
+        cp_async_wait<AHEAD - 2>();
         u32 from = ring + slot * FewDown::SLOT + threadIdx.x * 16;
         uint4 a[6];
 #pragma unroll
         for (int j = 0; j < 6; j++) a[j] = load_shared16(from + j * STREAM_THREADS * 16);
-        slot = slot + 1 == DEPTH ? 0 : slot + 1;
-        next.fetch<DEPTH, true, true>(down, ring);
+        slot = slot + 1 == AHEAD ? 0 : slot + 1;
+        next.fetch<AHEAD, true, true>(down, ring);
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             mma16816(acc, a[2 * j].x, a[2 * j + 1].x, a[2 * j].y, a[2 * j + 1].y, a[4 + j].x, a[4 + j].y);
@@ -247,20 +268,20 @@ __device__ __forceinline__ void few_out(const FewPlan& plan, const Choosers& who
     }
 }
 
-template <int DEPTH, typename Out>
-__device__ __forceinline__ void few_down(const FewDown& down, const Choosers& who, u8* shared, Out* out, int sums) {
+/// `gated_is_there` returns once all of gated is written; weights are sent for before.
+template <int AHEAD, typename Out, typename Wait>
+__device__ __forceinline__ void few_down(const FewDown& down, const Choosers& who, u8* shared, Out* out, int sums, Wait gated_is_there) {
     u32 ring = shared_address(shared);
-    float* y = (float*)(shared + DEPTH * FewDown::SLOT);
+    float* y = (float*)(shared + AHEAD * FewDown::SLOT);
     FewCursor next(down), inputs(down);
 #pragma unroll 1
-    for (int i = 0; i < DEPTH - 1; i++) next.fetch<DEPTH, true, false>(down, ring);
-    wait_for_kernels_before();
-    let_next_kernel_start();
+    for (int i = 0; i < AHEAD - 1; i++) next.fetch<AHEAD, true, false>(down, ring);
+    gated_is_there();
 #pragma unroll 1
-    for (int i = 0; i < DEPTH - 1; i++) inputs.fetch<DEPTH, false, true>(down, ring);
+    for (int i = 0; i < AHEAD - 1; i++) inputs.fetch<AHEAD, false, true>(down, ring);
     int slot = 0;
     for (int unit = blockIdx.x; unit < down.units(); unit += gridDim.x) {
-        for (int tile = threadIdx.x / 32; tile < down.plan.tiles; tile += 8) few_tile<DEPTH>(down, next, ring, slot, down.plan.tile[tile], y);
+        for (int tile = threadIdx.x / 32; tile < down.plan.tiles; tile += 8) few_tile<AHEAD>(down, next, ring, slot, down.plan.tile[tile], y);
         __syncthreads();
         few_out(down.plan, who, y, out, unit, down.hidden, sums);
         __syncthreads();
@@ -270,9 +291,58 @@ __device__ __forceinline__ void few_down(const FewDown& down, const Choosers& wh
 
 extern __shared__ __align__(128) u8 few_shared[];
 
-#define FEW_GATE(D)                                                                                                                 extern "C" __global__ void __launch_bounds__(STREAM_THREADS, 1) experts_few_gate_d##D##_bf16(                                       const bf16* x, const float* routes, const bf16* gate_up, bf16* gated, const u32* real_rows, int lanes, int lane_rows,           int top_k, int first, int held, int hidden, int width) {                                                                        FewPlan& plan = *(FewPlan*)few_shared;                                                                                          wait_for_kernels_before();                                                                                                      few_plan(plan, routes, {real_rows, lanes, lane_rows, top_k, first, held});                                                      u8* rest = few_shared + FEW_BYTES + held * sizeof(FewExpert);                                                                   stream_products<8, 1, D>(FewGateJob{plan, x, gate_up, gated, hidden, width, top_k}, rest);                                  }
-#define FEW_DOWN(D, SUFFIX, OUT)                                                                                                    extern "C" __global__ void __launch_bounds__(STREAM_THREADS, 1) experts_few_down_d##D##_##SUFFIX(                                   const bf16* gated, const float* routes, const bf16* down, OUT* out, const u32* real_rows, int lanes, int lane_rows,             int top_k, int first, int held, int hidden, int width, int sums) {                                                              FewPlan& plan = *(FewPlan*)few_shared;                                                                                          Choosers who{real_rows, lanes, lane_rows, top_k, first, held};                                                                  few_plan(plan, routes, who);                                                                                                    u8* rest = few_shared + FEW_BYTES + held * sizeof(FewExpert);                                                                   few_down<D, OUT>(FewDown{plan, gated, down, width, hidden}, who, rest, out, sums);                                          }
-#define FEW(D)                    FEW_GATE(D)                   FEW_DOWN(D, bf16, bf16)       FEW_DOWN(D, out32, float)
-FEW(8)
-FEW(6)
-FEW(4)
+extern "C" __global__ void __launch_bounds__(STREAM_THREADS, 1)
+    experts_few_gate_bf16(const bf16* x, const float* routes, const bf16* gate_up, bf16* gated, const u32* real_rows, int lanes,
+                          int lane_rows, int top_k, int first, int held, int hidden, int width) {
+    FewPlan& plan = *(FewPlan*)few_shared;
+    wait_for_kernels_before();
+    few_plan(plan, routes, {real_rows, lanes, lane_rows, top_k, first, held});
+    u8* rest = few_shared + FEW_BYTES + held * sizeof(FewExpert);
+    stream_products<8, 1, DEPTH>(FewGateJob{plan, x, gate_up, gated, hidden, width, top_k}, rest);
+}
+
+#define FEW_DOWN(NAME, OUT)                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(STREAM_THREADS, 1)                                                         \
+        NAME(const bf16* gated, const float* routes, const bf16* down, OUT* out, const u32* real_rows, int lanes,           \
+             int lane_rows, int top_k, int first, int held, int hidden, int width, int sums) {                              \
+        FewPlan& plan = *(FewPlan*)few_shared;                                                                              \
+        Choosers who{real_rows, lanes, lane_rows, top_k, first, held};                                                      \
+        few_plan(plan, routes, who);                                                                                        \
+        u8* rest = few_shared + FEW_BYTES + held * sizeof(FewExpert);                                                       \
+        few_down<DEPTH, OUT>(FewDown{plan, gated, down, width, hidden}, who, rest, out, sums, [] {                          \
+            wait_for_kernels_before();                                                                                      \
+            let_next_kernel_start();                                                                                        \
+        });                                                                                                                 \
+    }
+FEW_DOWN(experts_few_down_bf16, bf16)
+FEW_DOWN(experts_few_down_out32, float)
+
+/// All blocks of the grid, which are resident together, meet. `meeting` is 0 before the first launch ever; its highest bit
+/// turns over when the last block comes.
+__device__ __forceinline__ void grid_meet(u32* meeting) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        u32 mine = blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u, before, now;
+        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(meeting), "r"(mine) : "memory");
+        do {
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(meeting) : "memory");
+        } while (((before ^ now) & 0x80000000u) == 0);
+    }
+    __syncthreads();
+}
+
+#define FEW(NAME, OUT)                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(STREAM_THREADS, 1)                                                         \
+        NAME(const bf16* x, const float* routes, const bf16* gate_up, const bf16* down, bf16* gated, OUT* out, u32* meeting, \
+             const u32* real_rows, int lanes, int lane_rows, int top_k, int first, int held, int hidden, int width, int sums) { \
+        FewPlan& plan = *(FewPlan*)few_shared;                                                                              \
+        Choosers who{real_rows, lanes, lane_rows, top_k, first, held};                                                      \
+        wait_for_kernels_before();                                                                                          \
+        few_plan(plan, routes, who);                                                                                        \
+        u8* rest = few_shared + FEW_BYTES + held * sizeof(FewExpert);                                                       \
+        stream_products<8, 1, DEPTH>(FewGateJob{plan, x, gate_up, gated, hidden, width, top_k}, rest);                      \
+        __syncthreads();                                                                                                    \
+        few_down<DEPTH, OUT>(FewDown{plan, gated, down, width, hidden}, who, rest, out, sums, [=] { grid_meet(meeting); }); \
+    }
+FEW(experts_few_bf16, bf16)
+FEW(experts_few_out32, float)

@@ -1,18 +1,18 @@
 // Op::Experts for few rows (decode): bf16 weights stream once through persistent blocks; see stream.cuh.
 //
-//   experts_plan's experts_place (tile_rows = 8 * NT, granule = 8), then
-//   experts_small_gate_n{NT}_d{D}_bf16          gated[position, w] = silu(gate . x) * (up . x), positions in sorted order
+// Definitions: ROW_TILES (1, 2, 4: tiles of up to 8 ROW_TILES choices), DEPTH (of the ring, in steps of 64 bytes a thread).
+//   experts_plan's experts_place (tile_rows = 8 * ROW_TILES, granule = 8), then
+//   experts_small_gate_bf16          gated[position, w] = silu(gate . x) * (up . x), positions in sorted order
 //       x [rows, hidden], gate_up [held, 2 width, hidden], gated [rows * top_k, width]
-//   experts_small_down_n{NT}_d{D}_{bf16,out32}  y [rows * top_k, hidden] by slot, bf16 or float, unweighted
+//   experts_small_down_{bf16,out32}  y [rows * top_k, hidden] by slot, bf16 or float, unweighted
 //       gated, down [held, hidden, width]
 //   and, if it sums, experts_combine_f32_* over y in f32.
 //
-// NT in {1, 2, 4}: tiles of up to 8 NT rows; D in {8, 4}: depth of the ring, in steps of 64 bytes a thread.
 // grid = multiprocessors of the device, block 256, one block a multiprocessor.
-// dynamic shared memory = D * 16384 + NT * 8192 + 8 * NT * (ceil(inputs / 128) * 256 + 64), inputs = hidden for gate, width for
-// down; it must be at most 232448. hidden and width multiples of 8.
+// dynamic shared memory = DEPTH * 16384 + ROW_TILES * 8192 + 8 * ROW_TILES * (ceil(inputs / 128) * 256 + 64), inputs = hidden
+// for gate, width for down. hidden and width multiples of 8.
 // Scratch: plan (see there), gated rows * top_k * width * 2 bytes, y rows * top_k * hidden * 4 bytes.
-// With equal KW below, an output's bits do not depend on NT, D, the grid or other rows.
+// With equal *_WARPS below, an output's bits do not depend on ROW_TILES, DEPTH, the grid or other rows.
 #include "experts_choices.cuh"
 #include "stream.cuh"
 
@@ -97,24 +97,19 @@ template <typename Y> struct DownJob {
 
 extern __shared__ __align__(128) u8 small_shared[];
 
-#define SMALL_GATE(NT, D)                                                                                                       \
-    extern "C" __global__ void __launch_bounds__(STREAM_THREADS, 1) experts_small_gate_n##NT##_d##D##_bf16(                     \
-        const bf16* x, const bf16* gate_up, bf16* gated, const u32* counts, const uint4* tiles, const u32* slots, int hidden,   \
-        int width, int top_k) {                                                                                                 \
-        stream_products<GATE_WARPS, NT, D>(GateJob{x, gate_up, gated, counts, tiles, slots, hidden, width, top_k}, small_shared); \
+extern "C" __global__ void __launch_bounds__(STREAM_THREADS, 1)
+    experts_small_gate_bf16(const bf16* x, const bf16* gate_up, bf16* gated, const u32* counts, const uint4* tiles, const u32* slots,
+                            int hidden, int width, int top_k) {
+    GateJob job{x, gate_up, gated, counts, tiles, slots, hidden, width, top_k};
+    stream_products<GATE_WARPS, ROW_TILES, DEPTH>(job, small_shared);
+}
+
+#define SMALL_DOWN(NAME, Y)                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(STREAM_THREADS, 1)                                                         \
+        NAME(const bf16* gated, const bf16* down, Y* y, const u32* counts, const uint4* tiles, const u32* slots, int hidden, \
+             int width) {                                                                                                   \
+        DownJob<Y> job{gated, down, y, counts, tiles, slots, width, hidden};                                                \
+        stream_products<DOWN_WARPS, ROW_TILES, DEPTH>(job, small_shared);                                                   \
     }
-#define SMALL_DOWN(NT, D, SUFFIX, Y)                                                                                            \
-    extern "C" __global__ void __launch_bounds__(STREAM_THREADS, 1) experts_small_down_n##NT##_d##D##_##SUFFIX(                 \
-        const bf16* gated, const bf16* down, Y* y, const u32* counts, const uint4* tiles, const u32* slots, int hidden,         \
-        int width) {                                                                                                            \
-        stream_products<DOWN_WARPS, NT, D>(DownJob<Y>{gated, down, y, counts, tiles, slots, width, hidden}, small_shared);      \
-    }
-#define SMALL(NT, D)               \
-    SMALL_GATE(NT, D)              \
-    SMALL_DOWN(NT, D, bf16, bf16)  \
-    SMALL_DOWN(NT, D, out32, float)
-SMALL(1, 8)
-SMALL(2, 8)
-SMALL(1, 4)
-SMALL(2, 4)
-SMALL(4, 4)
+SMALL_DOWN(experts_small_down_bf16, bf16)
+SMALL_DOWN(experts_small_down_out32, float)

@@ -12,9 +12,6 @@ __device__ __forceinline__ void barrier_init(u32 barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 __device__ __forceinline__ void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-__device__ __forceinline__ void barrier_arrive(u32 barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
 __device__ __forceinline__ void barrier_expect(u32 barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -31,6 +28,28 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
         : "memory");
 }
 
+/// This block's number in its cluster.
+__device__ __forceinline__ u32 cluster_rank() {
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+/// All threads of the cluster meet.
+__device__ __forceinline__ void cluster_meet() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+/// Where another block of the cluster has what lies here at `at`.
+__device__ __forceinline__ u32 cluster_address(u32 at, u32 rank) {
+    u32 there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+    return there;
+}
+/// Orders nothing but what this block's threads see: a release for the whole cluster is a fence of the GPU's memory, which
+/// took longer than the stage it was for. Enough where only reads of shared memory come before it.
+__device__ __forceinline__ void barrier_arrive_there(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 /// Ordinary writes to shared memory before this are seen by wgmma and bulk copies after it.
 __device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -43,15 +62,20 @@ __device__ __forceinline__ void tma_load_2d(u32 to, const TensorMap& map, u32 ba
                  "l"(&map), "r"(barrier), "r"(c0), "r"(c1)
                  : "memory");
 }
-__device__ __forceinline__ void tma_load_3d(u32 to, const TensorMap& map, u32 barrier, int c0, int c1, int c2) {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
-                 "l"(&map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2)
-                 : "memory");
-}
-__device__ __forceinline__ void tma_load_5d(u32 to, const TensorMap& map, u32 barrier, int c0, int c1, int c2, int c3, int c4) {
+/// To the same place of every block of the cluster that `blocks` has a bit for; each one's barrier hears of it.
+__device__ __forceinline__ void tma_multicast_3d(u32 to, const TensorMap& map, u32 barrier, u16 blocks, int c0, int c1, int c2) {
     asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(to),
-        "l"(&map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5, %6}], "
+        "[%2], %3;" ::"r"(to),
+        "l"(&map), "r"(barrier), "h"(blocks), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+__device__ __forceinline__ void tma_multicast_5d(u32 to, const TensorMap& map, u32 barrier, u16 blocks, int c0, int c1, int c2, int c3,
+                                                 int c4) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5, %6, %7, %8}], "
+        "[%2], %3;" ::"r"(to),
+        "l"(&map), "r"(barrier), "h"(blocks), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
         : "memory");
 }
 __device__ __forceinline__ void tma_prefetch_map(const TensorMap& map) {
@@ -62,10 +86,6 @@ __device__ __forceinline__ void tma_prefetch_map(const TensorMap& map) {
 __device__ __forceinline__ void store_transposed_x4(u32 to, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
-__device__ __forceinline__ void store_transposed_x2(u32 to, u32 a, u32 b) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(a), "r"(b) : "memory");
-}
-
 template <int N> __device__ __forceinline__ void registers_more() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> __device__ __forceinline__ void registers_less() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 
@@ -80,26 +100,31 @@ template <int N> __device__ __forceinline__ void wgmma_wait() { asm volatile("wg
 
 /// d[64, N] (+)= a[64, 16] b[N, 16]^T in bf16 with f32 sums; a and b in shared memory. d[4 j + i] of a lane is column
 /// 8 j + lane % 4 * 2 + i % 2 of row warp * 16 + lane / 4 + i / 2 * 8. `add` = 0 starts from zero.
+/// N is a multiple of 8 up to 160.
 template <int N> struct Wgmma;
+constexpr int WGMMA_REGISTERS = 80;
 
-#define WGMMA_R0 "%0, %1, %2, %3, %4, %5, %6, %7"
-#define WGMMA_R1 "%8, %9, %10, %11, %12, %13, %14, %15"
-#define WGMMA_R2 "%16, %17, %18, %19, %20, %21, %22, %23"
-#define WGMMA_R3 "%24, %25, %26, %27, %28, %29, %30, %31"
-#define WGMMA_R4 "%32, %33, %34, %35, %36, %37, %38, %39"
-#define WGMMA_R5 "%40, %41, %42, %43, %44, %45, %46, %47"
-#define WGMMA_R6 "%48, %49, %50, %51, %52, %53, %54, %55"
-#define WGMMA_R7 "%56, %57, %58, %59, %60, %61, %62, %63"
-#define WGMMA_R8 "%64, %65, %66, %67, %68, %69, %70, %71"
-#define WGMMA_R9 "%72, %73, %74, %75, %76, %77, %78, %79"
-#define WGMMA_R10 "%80, %81, %82, %83, %84, %85, %86, %87"
-#define WGMMA_R11 "%88, %89, %90, %91, %92, %93, %94, %95"
-#define WGMMA_R12 "%96, %97, %98, %99, %100, %101, %102, %103"
-#define WGMMA_R13 "%104, %105, %106, %107, %108, %109, %110, %111"
-#define WGMMA_R14 "%112, %113, %114, %115, %116, %117, %118, %119"
-#define WGMMA_R15 "%120, %121, %122, %123, %124, %125, %126, %127"
-#define WGMMA_D(i) "+f"(d[8 * i]), "+f"(d[8 * i + 1]), "+f"(d[8 * i + 2]), "+f"(d[8 * i + 3]), "+f"(d[8 * i + 4]), \
-                   "+f"(d[8 * i + 5]), "+f"(d[8 * i + 6]), "+f"(d[8 * i + 7])
+#define WGMMA_R0 "%0, %1, %2, %3"
+#define WGMMA_R1 "%4, %5, %6, %7"
+#define WGMMA_R2 "%8, %9, %10, %11"
+#define WGMMA_R3 "%12, %13, %14, %15"
+#define WGMMA_R4 "%16, %17, %18, %19"
+#define WGMMA_R5 "%20, %21, %22, %23"
+#define WGMMA_R6 "%24, %25, %26, %27"
+#define WGMMA_R7 "%28, %29, %30, %31"
+#define WGMMA_R8 "%32, %33, %34, %35"
+#define WGMMA_R9 "%36, %37, %38, %39"
+#define WGMMA_R10 "%40, %41, %42, %43"
+#define WGMMA_R11 "%44, %45, %46, %47"
+#define WGMMA_R12 "%48, %49, %50, %51"
+#define WGMMA_R13 "%52, %53, %54, %55"
+#define WGMMA_R14 "%56, %57, %58, %59"
+#define WGMMA_R15 "%60, %61, %62, %63"
+#define WGMMA_R16 "%64, %65, %66, %67"
+#define WGMMA_R17 "%68, %69, %70, %71"
+#define WGMMA_R18 "%72, %73, %74, %75"
+#define WGMMA_R19 "%76, %77, %78, %79"
+#define WGMMA_D(i) "+f"(d[4 * i]), "+f"(d[4 * i + 1]), "+f"(d[4 * i + 2]), "+f"(d[4 * i + 3])
 #define WGMMA_S1 WGMMA_R0
 #define WGMMA_S2 WGMMA_S1 ", " WGMMA_R1
 #define WGMMA_S3 WGMMA_S2 ", " WGMMA_R2
@@ -116,6 +141,10 @@ template <int N> struct Wgmma;
 #define WGMMA_S14 WGMMA_S13 ", " WGMMA_R13
 #define WGMMA_S15 WGMMA_S14 ", " WGMMA_R14
 #define WGMMA_S16 WGMMA_S15 ", " WGMMA_R15
+#define WGMMA_S17 WGMMA_S16 ", " WGMMA_R16
+#define WGMMA_S18 WGMMA_S17 ", " WGMMA_R17
+#define WGMMA_S19 WGMMA_S18 ", " WGMMA_R18
+#define WGMMA_S20 WGMMA_S19 ", " WGMMA_R19
 #define WGMMA_O1 WGMMA_D(0)
 #define WGMMA_O2 WGMMA_O1, WGMMA_D(1)
 #define WGMMA_O3 WGMMA_O2, WGMMA_D(2)
@@ -132,28 +161,36 @@ template <int N> struct Wgmma;
 #define WGMMA_O14 WGMMA_O13, WGMMA_D(13)
 #define WGMMA_O15 WGMMA_O14, WGMMA_D(14)
 #define WGMMA_O16 WGMMA_O15, WGMMA_D(15)
+#define WGMMA_O17 WGMMA_O16, WGMMA_D(16)
+#define WGMMA_O18 WGMMA_O17, WGMMA_D(17)
+#define WGMMA_O19 WGMMA_O18, WGMMA_D(18)
+#define WGMMA_O20 WGMMA_O19, WGMMA_D(19)
 #define WGMMA(N, REGS, A, B, ADD, ...)                                                                                      \
     template <> struct Wgmma<N> {                                                                                           \
-        static __device__ __forceinline__ void run(float (&d)[128], u64 a, u64 b, int add) {                                \
+        static __device__ __forceinline__ void run(float (&d)[WGMMA_REGISTERS], u64 a, u64 b, int add) {                                \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                                   \
                          "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGS "}, " A ", " B ", p, 1, 1, 0, 0;\n}" \
                          : __VA_ARGS__                                                                                      \
                          : "l"(a), "l"(b), "r"(add));                                                                       \
         }                                                                                                                   \
     };
-WGMMA(16, WGMMA_S1, "%8", "%9", "%10", WGMMA_O1)
-WGMMA(32, WGMMA_S2, "%16", "%17", "%18", WGMMA_O2)
-WGMMA(48, WGMMA_S3, "%24", "%25", "%26", WGMMA_O3)
-WGMMA(64, WGMMA_S4, "%32", "%33", "%34", WGMMA_O4)
-WGMMA(80, WGMMA_S5, "%40", "%41", "%42", WGMMA_O5)
-WGMMA(96, WGMMA_S6, "%48", "%49", "%50", WGMMA_O6)
-WGMMA(112, WGMMA_S7, "%56", "%57", "%58", WGMMA_O7)
-WGMMA(128, WGMMA_S8, "%64", "%65", "%66", WGMMA_O8)
-WGMMA(144, WGMMA_S9, "%72", "%73", "%74", WGMMA_O9)
-WGMMA(160, WGMMA_S10, "%80", "%81", "%82", WGMMA_O10)
-WGMMA(176, WGMMA_S11, "%88", "%89", "%90", WGMMA_O11)
-WGMMA(192, WGMMA_S12, "%96", "%97", "%98", WGMMA_O12)
-WGMMA(208, WGMMA_S13, "%104", "%105", "%106", WGMMA_O13)
-WGMMA(224, WGMMA_S14, "%112", "%113", "%114", WGMMA_O14)
-WGMMA(240, WGMMA_S15, "%120", "%121", "%122", WGMMA_O15)
-WGMMA(256, WGMMA_S16, "%128", "%129", "%130", WGMMA_O16)
+WGMMA(8, WGMMA_S1, "%4", "%5", "%6", WGMMA_O1)
+WGMMA(16, WGMMA_S2, "%8", "%9", "%10", WGMMA_O2)
+WGMMA(24, WGMMA_S3, "%12", "%13", "%14", WGMMA_O3)
+WGMMA(32, WGMMA_S4, "%16", "%17", "%18", WGMMA_O4)
+WGMMA(40, WGMMA_S5, "%20", "%21", "%22", WGMMA_O5)
+WGMMA(48, WGMMA_S6, "%24", "%25", "%26", WGMMA_O6)
+WGMMA(56, WGMMA_S7, "%28", "%29", "%30", WGMMA_O7)
+WGMMA(64, WGMMA_S8, "%32", "%33", "%34", WGMMA_O8)
+WGMMA(72, WGMMA_S9, "%36", "%37", "%38", WGMMA_O9)
+WGMMA(80, WGMMA_S10, "%40", "%41", "%42", WGMMA_O10)
+WGMMA(88, WGMMA_S11, "%44", "%45", "%46", WGMMA_O11)
+WGMMA(96, WGMMA_S12, "%48", "%49", "%50", WGMMA_O12)
+WGMMA(104, WGMMA_S13, "%52", "%53", "%54", WGMMA_O13)
+WGMMA(112, WGMMA_S14, "%56", "%57", "%58", WGMMA_O14)
+WGMMA(120, WGMMA_S15, "%60", "%61", "%62", WGMMA_O15)
+WGMMA(128, WGMMA_S16, "%64", "%65", "%66", WGMMA_O16)
+WGMMA(136, WGMMA_S17, "%68", "%69", "%70", WGMMA_O17)
+WGMMA(144, WGMMA_S18, "%72", "%73", "%74", WGMMA_O18)
+WGMMA(152, WGMMA_S19, "%76", "%77", "%78", WGMMA_O19)
+WGMMA(160, WGMMA_S20, "%80", "%81", "%82", WGMMA_O20)

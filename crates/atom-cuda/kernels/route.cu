@@ -206,12 +206,16 @@ __device__ __forceinline__ void route(const float* logits, const float* bias, co
     __shared__ u32 shared[ROUTE_WARPS][32 * EACH];
     let_next_start();
     u32 end = min(*granted, extent.capacity()), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u32 row = blockIdx.x * ROUTE_WARPS + warp;
+    bool is_real = row < extent.capacity() && extent.has(row);
     wait_for_inputs();
-    for (u32 row = blockIdx.x * ROUTE_WARPS + warp; row < extent.capacity(); row += gridDim.x * ROUTE_WARPS) {
+    while (row < extent.capacity()) {
         float* to = out + (u64)row * 2 * r.top_k;
-        if (extent.has(row)) route_row<EACH>(logits + (u64)row * r.experts, bias, r, to, shared[warp]);
+        if (is_real) route_row<EACH>(logits + (u64)row * r.experts, bias, r, to, shared[warp]);
         else if (row < end)
             for (u32 i = lane; i < 2 * r.top_k; i += 32) to[i] = i < r.top_k ? NO_EXPERT : 0.0f;
+        row += gridDim.x * ROUTE_WARPS;
+        is_real = row < extent.capacity() && extent.has(row);
     }
 }
 

@@ -4,7 +4,8 @@
 //   sample_peaks    grid (splits, out rows of the bucket), 128 threads
 //   sample_masses   grid (splits, out rows of the bucket), 128 threads
 //   sample_finish   grid (out rows of the bucket), 512 threads (sample_finish.cu)
-// `splits` is fixed at capture; 1 ..= blocks, any number gives the same bits. Blocks whose row is not below
+// All three may overlap with the kernel in front (programmatic stream serialization); before they wait they read the
+// header and `rows` only, which the step's upload brings. `splits` is fixed at capture; 1 ..= blocks, any number gives the same bits. Blocks whose row is not below
 // header[OUT_ROWS] return. No scratch needs to be cleared: what a launch reads, an earlier one of the step wrote.
 // The slot of a row that samples is no other's in the step. In front of them, in a step that admits requests with
 // penalties or biases: sample_load_seen, sample_load_biases (sample_load.cu).
@@ -42,8 +43,11 @@ __device__ __forceinline__ u32 group_peaks(const float (&x)[GROUPS_OF_BLOCK][4],
 /// where these differ and are asked for, of the model's own. Any NaN counts as largest.
 extern "C" __global__ void __launch_bounds__(THREADS) sample_peaks(const __grid_constant__ SampleArgs a) {
     u32 row = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (row >= (u32)a.header[OUT_ROWS]) return;
+    let_next_start();
+    bool real = row < (u32)a.header[OUT_ROWS];
     const SampleRow& r = a.rows[row];
+    wait_for_inputs();
+    if (!real) return;
     Logits logits = logits_of(a, row, r, CHOICE);
     bool raw = keeps_raw(r), changes = logits.changes();
     u32 groups = ceil_div(a.vocab, BLOCK) * GROUPS_OF_BLOCK;
@@ -73,9 +77,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_peaks(const __grid_
     }
 }
 
-/// Weight of every block of tokens for one set of logits.
-__device__ __forceinline__ void weigh_blocks(const SampleArgs& a, u32 row, const SampleRow& r, Set set,
-                                             const Weights& w, bool both) {
+/// Weight of every block of tokens for one set of logits; `both`: the other set's weights are the same.
+template <Division D>
+__device__ __forceinline__ void weigh_blocks_by(const SampleArgs& a, u32 row, const SampleRow& r, Set set,
+                                                const Weights& w, bool both) {
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, blocks = ceil_div(a.vocab, BLOCK);
     Logits logits = logits_of(a, row, r, set);
     u64* masses = a.masses + (u64)row * 2 * blocks;
@@ -88,22 +93,29 @@ __device__ __forceinline__ void weigh_blocks(const SampleArgs& a, u32 row, const
 #pragma unroll
         for (u32 g = 0; g < GROUPS_OF_BLOCK; g++)
 #pragma unroll
-            for (u32 j = 0; j < 4; j++) sum += mass(x[g][j], w);
+            for (u32 j = 0; j < 4; j++) sum += mass_by<D>(x[g][j], w);
         sum = warp_sum(sum);
         if (lane == 0 && (set == CHOICE || both)) masses[block] = sum;
         if (lane == 0 && (set == RAW || both)) masses[blocks + block] = sum;
     }
 }
 
+__device__ void weigh_blocks(const SampleArgs& a, u32 row, const SampleRow& r, Set set, float temperature, bool both) {
+    Weights w = weights(peak_of(a, row, keeps_raw(r) ? set : CHOICE), temperature);
+    if (temperature == 1.0f) weigh_blocks_by<UNIT>(a, row, r, set, w, both);
+    else weigh_blocks_by<INVERSE>(a, row, r, set, w, both);
+}
+
 /// Weights at the row's temperature where all tokens take part in a draw, and at 1 where log-probabilities are asked for.
 extern "C" __global__ void __launch_bounds__(THREADS) sample_masses(const __grid_constant__ SampleArgs a) {
     u32 row = blockIdx.y;
-    if (row >= (u32)a.header[OUT_ROWS]) return;
+    let_next_start();
     const SampleRow& r = a.rows[row];
-    bool choice = weighs_all(r), raw = r.flags & REPORTS;
-    if (!choice && !raw) return;
+    bool real = row < (u32)a.header[OUT_ROWS], choice = real && weighs_all(r), raw = real && r.flags & REPORTS;
+    wait_for_inputs();
     bool same = choice && raw && !keeps_raw(r) && r.temperature == 1.0f;
     // A row with NaN has no largest logit; its weights mean nothing and nobody reads them.
-    if (choice) weigh_blocks(a, row, r, CHOICE, weights(peak_of(a, row, CHOICE), r.temperature), same);
-    if (raw && !same) weigh_blocks(a, row, r, RAW, weights(peak_of(a, row, keeps_raw(r) ? RAW : CHOICE), 1.0f), false);
+#pragma unroll 1
+    for (u32 set = choice ? CHOICE : RAW; set < (raw && !same ? 2 : 1); set++)
+        weigh_blocks(a, row, r, (Set)set, set == CHOICE ? r.temperature : 1.0f, same);
 }

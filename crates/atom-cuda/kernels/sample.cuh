@@ -5,6 +5,7 @@
 // the CPU draws the same token from the same logits. For that every step of a weight is written with a rounding
 // intrinsic; nothing may be contracted or approximated.
 #pragma once
+#include "rows.cuh"
 
 /// Tokens that one warp reads at a time, four a lane. The largest logit of each group is kept, so that who looks for
 /// likely tokens reads few groups.
@@ -110,6 +111,25 @@ __device__ __forceinline__ bool is_finite(float x) { return fabsf(x) < __uint_as
 
 // ---- logits ----
 
+/// The logit of a token that was in the prompt or has been generated `count` times. Not inlined, nor is the next one:
+/// few tokens come here, and passes over the others stay short.
+__device__ __noinline__ float penalty(float x, u32 count, float repetition, float frequency, float presence) {
+    x = x > 0.0f ? __fdiv_rn(x, repetition) : __fmul_rn(x, repetition);
+    return count ? __fsub_rn(__fsub_rn(x, __fmul_rn(frequency, (float)count)), presence) : x;
+}
+
+/// With every bias that is listed for the token, in the order of the list.
+__device__ __noinline__ float biases_added(float x, u32 token, const Bias* biases, u32 count) {
+    u32 low = 0, high = count;
+    while (low < high) {
+        u32 middle = (low + high) / 2;
+        if (biases[middle].token < token) low = middle + 1;
+        else high = middle;
+    }
+    for (; low < count && biases[low].token == token; low++) x = __fadd_rn(x, biases[low].bias);
+    return x;
+}
+
 /// A row's logits, as they are or as the choice sees them.
 struct Logits {
     const float* raw;
@@ -124,22 +144,11 @@ struct Logits {
     __device__ __forceinline__ bool changes() const { return seen || biased; }
 
     __device__ __forceinline__ float penalised(float x, u32 entry) const {
-        if (!entry) return x;
-        x = x > 0.0f ? __fdiv_rn(x, repetition) : __fmul_rn(x, repetition);
-        u32 count = entry & 0x7fffu;
-        return count ? __fsub_rn(__fsub_rn(x, __fmul_rn(frequency, (float)count)), presence) : x;
+        return entry ? penalty(x, entry & 0x7fffu, repetition, frequency, presence) : x;
     }
 
-    /// With every bias that is listed for the token, in the order of the list.
-    __device__ float with_bias(float x, u32 token) const {
-        u32 low = 0, high = bias_count;
-        while (low < high) {
-            u32 middle = (low + high) / 2;
-            if (biases[middle].token < token) low = middle + 1;
-            else high = middle;
-        }
-        for (; low < bias_count && biases[low].token == token; low++) x = __fadd_rn(x, biases[low].bias);
-        return x;
+    __device__ __forceinline__ float with_bias(float x, u32 token) const {
+        return biases_added(x, token, biases, bias_count);
     }
 
     __device__ __forceinline__ float at(u32 token) const {
@@ -230,41 +239,51 @@ __device__ __forceinline__ bool weighs_all(const SampleRow& r) {
 
 // ---- weights ----
 
+/// How a difference of logits is divided by the temperature; always as a division is rounded.
+enum Division : u32 {
+    UNIT,   // the temperature is 1
+    INVERSE // by the inverse and a correction; right for 1 too
+};
+
 struct Weights {
     float largest;
-    float temperature;
-    float inverse;
-    float lowest;   // differences below it weigh 0
-    bool unit;      // temperature 1
-    bool invertible; // `inverse` is a normal number and nothing overflows
+    float temperature;   // times `scale`, as all below
+    float inverse, rest; // 1 / temperature is their sum, nearly
+    float lowest;        // differences below it weigh 0
+    float scale;         // a power of two, so that the inverse of a tiny temperature is a normal number
 };
 
 __device__ __forceinline__ Weights weights(float largest, float temperature) {
     Weights w;
     w.largest = largest;
-    w.temperature = temperature;
-    w.inverse = __fdiv_rn(1.0f, temperature);
+    w.scale = temperature < 1.0f / (1 << 20) ? __uint_as_float((127u + 100u) << 23) : 1.0f;
+    w.temperature = __fmul_rn(temperature, w.scale);
+    w.inverse = __fdiv_rn(1.0f, w.temperature);
+    w.rest = __fmul_rn(__fmaf_rn(-w.temperature, w.inverse, 1.0f), w.inverse);
     // 2^-41 = e^-28.4 rounds to 0; at 30 temperatures no rounding of the quotient can bring it back.
-    w.lowest = __fmul_rn(-30.0f, temperature);
-    w.unit = temperature == 1.0f;
-    w.invertible = temperature >= 1.0f / (1 << 20);
+    w.lowest = __fmul_rn(-30.0f, w.temperature);
     return w;
 }
 
-/// `a / temperature`, rounded as a division is: two steps of Newton's method from a product bring it within an ulp, and
-/// the last one of them then rounds right (Markstein, "Computation of elementary functions on the IBM RISC System/6000
-/// processor", theorem 5). Quotients so small that this fails have the exponential 1 all the same.
-__device__ __forceinline__ float quotient(float a, const Weights& w) {
-    if (w.unit) return a;
-    if (!w.invertible) return __fdiv_rn(a, w.temperature);
-    float q = __fmul_rn(a, w.inverse);
-    q = __fmaf_rn(__fmaf_rn(-w.temperature, q, a), w.inverse, q);
+/// Lower logits weigh nothing.
+__device__ __forceinline__ float last_weighing(const Weights& w) {
+    return __fadd_rn(w.largest, __fdiv_rn(w.lowest, w.scale));
+}
+
+/// A quotient within an ulp whose remainder is exact comes out rounded right after one step of Newton's method
+/// (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990, theorem 5). Where
+/// the remainder is too small to be exact, quotients are below 1e-27, and their exponential is 1 all the same.
+template <Division D> __device__ __forceinline__ float quotient(float logit, const Weights& w) {
+    float a = __fsub_rn(logit, w.largest);
+    if (D == UNIT) return fmaxf(a, w.lowest);
+    a = fmaxf(__fmul_rn(a, w.scale), w.lowest);
+    float q = __fmaf_rn(a, w.inverse, __fmul_rn(a, w.rest));
     return __fmaf_rn(__fmaf_rn(-w.temperature, q, a), w.inverse, q);
 }
 
 /// Parts of 2^-40 that a logit weighs: atom-cpu's exponential, step by step, for -30 .. 0.
-__device__ __forceinline__ u64 mass(float logit, const Weights& w) {
-    float x = quotient(fmaxf(__fsub_rn(logit, w.largest), w.lowest), w);
+template <Division D> __device__ __forceinline__ u64 mass_by(float logit, const Weights& w) {
+    float x = quotient<D>(logit, w);
     float shifted = __fmaf_rn(x, 1.442695041f, 12582912.0f);
     float n = __fsub_rn(shifted, 12582912.0f);
     float r = __fmaf_rn(n, -0.693147181f, x);
@@ -280,6 +299,8 @@ __device__ __forceinline__ u64 mass(float logit, const Weights& w) {
     float scale = __uint_as_float((__float_as_uint(shifted) << 23) + 0x3f800000u + (40u << 23));
     return __float2ull_rn(__fmul_rn(p, scale));
 }
+
+__device__ __forceinline__ u64 mass(float logit, const Weights& w) { return mass_by<INVERSE>(logit, w); }
 
 // ---- the generator ----
 

@@ -1,284 +1,5 @@
 // Sampling, second part: one block a row chooses the token and reports (launch contract: sample.cu).
-//
-// The order of keys (likelier first, then lower token) is total, and every truncation keeps the first of it; the draw
-// follows it too. So each question is "where does a running sum over that order reach a number?". Where the likely
-// tokens are few, they are listed and sorted, and one running sum answers all. Where they are many (a flat
-// distribution, ties, a large top_k), `reach` narrows the logit down in which a sum is reached, 3 bits a pass.
-#include "sample.cuh"
-
-constexpr u32 THREADS = 512;
-constexpr u32 WARPS = THREADS / 32;
-constexpr u32 GROUPS_MAX = 4096;
-/// Likely tokens that are sorted in shared memory.
-constexpr u32 LIST = 2048;
-constexpr u32 EACH = LIST / THREADS;
-
-struct Room {
-    u32 keys[GROUPS_MAX]; // largest logit of each group
-    union {
-        u64 list[LIST];         // keys of likely tokens
-        u32 counts[GROUPS_MAX]; // of tokens of one logit
-    };
-    u64 sums[7][WARPS];
-    u32 bins[256];
-    u32 listed;
-    u32 found;
-    u64 left;
-};
-
-/// One row of one set of logits, in the hands of a block.
-struct Search {
-    Room& room;
-    const Logits& logits;
-    u32 groups;
-    u32 warp, lane;
-};
-
-// ---- a block's sums; all threads call them and get the result ----
-
-__device__ __forceinline__ u64 block_sum(Room& room, u64 x) {
-    x = warp_sum(x);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) room.sums[0][threadIdx.x / 32] = x;
-    __syncthreads();
-    u64 sum = 0;
-#pragma unroll
-    for (u32 w = 0; w < WARPS; w++) sum += room.sums[0][w];
-    return sum;
-}
-
-__device__ __forceinline__ u32 block_max(Room& room, u32 x) {
-    x = __reduce_max_sync(0xffffffffu, x);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) room.sums[0][threadIdx.x / 32] = x;
-    __syncthreads();
-    u32 top = 0;
-#pragma unroll
-    for (u32 w = 0; w < WARPS; w++) top = max(top, (u32)room.sums[0][w]);
-    return top;
-}
-
-/// Sum of `x` of all lower threads; `total` of all.
-__device__ __forceinline__ u64 block_scan(Room& room, u64 x, u64& total) {
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    u64 up_to = x;
-#pragma unroll
-    for (u32 d = 1; d < 32; d <<= 1) {
-        u64 other = __shfl_up_sync(0xffffffffu, up_to, d);
-        if (lane >= d) up_to += other;
-    }
-    __syncthreads();
-    if (lane == 31) room.sums[0][warp] = up_to;
-    __syncthreads();
-    u64 before = up_to - x;
-    total = 0;
-#pragma unroll
-    for (u32 w = 0; w < WARPS; w++) {
-        if (w < warp) before += room.sums[0][w];
-        total += room.sums[0][w];
-    }
-    return before;
-}
-
-// ---- passes over the groups that may matter ----
-
-/// Calls `f(group)` with a whole warp for every group whose largest logit is at least `low`.
-template <typename F> __device__ __forceinline__ void each_group(const Search& s, u32 low, F f) {
-    for (u32 first = s.warp * 32; first < s.groups; first += THREADS) {
-        u32 group = first + s.lane;
-        u32 hits = __ballot_sync(0xffffffffu, group < s.groups && s.room.keys[group] >= low);
-        for (; hits; hits &= hits - 1) f(first + __ffs(hits) - 1);
-    }
-}
-
-/// Calls `f(key, x)` for every token whose key is in `low .. high`.
-template <typename F> __device__ __forceinline__ void each_token(const Search& s, u32 low, u32 high, F f) {
-    each_group(s, low, [&](u32 group) {
-        float x[4];
-        s.logits.load_changed(group, s.lane, x);
-#pragma unroll
-        for (u32 j = 0; j < 4; j++) {
-            u32 key = ordered(x[j]);
-            if (key >= low && key < high && s.logits.token(group, s.lane, j) < s.logits.vocab) f(key, x[j]);
-        }
-    });
-}
-
-/// Puts the tokens whose keys are at least `low` on the list, in no order, and returns how many there are: more than
-/// LIST have no room, and the list then is of no use.
-__device__ u32 collect(const Search& s, u32 low) {
-    __syncthreads();
-    if (threadIdx.x == 0) s.room.listed = 0;
-    __syncthreads();
-    each_group(s, low, [&](u32 group) {
-        float x[4];
-        s.logits.load_changed(group, s.lane, x);
-#pragma unroll
-        for (u32 j = 0; j < 4; j++) {
-            u32 key = ordered(x[j]), token = s.logits.token(group, s.lane, j);
-            bool in = key >= low && token < s.logits.vocab;
-            u32 all = __ballot_sync(0xffffffffu, in);
-            if (!all) continue;
-            u32 start = 0;
-            if (s.lane == 0) start = atomicAdd(&s.room.listed, __popc(all));
-            u32 place = __shfl_sync(0xffffffffu, start, 0) + __popc(all & ((1u << s.lane) - 1));
-            if (in && place < LIST) s.room.list[place] = token_key(key, token);
-        }
-    });
-    __syncthreads();
-    return s.room.listed;
-}
-
-/// Sorts the first `n` of the list, likeliest first. No two keys are equal.
-__device__ void sort(Room& room, u32 n) {
-    if (n <= THREADS) {
-        u64 key = threadIdx.x < n ? room.list[threadIdx.x] : 0;
-        u32 rank = 0;
-        if (threadIdx.x < n)
-            for (u32 i = 0; i < n; i++) rank += room.list[i] > key;
-        __syncthreads();
-        if (threadIdx.x < n) room.list[rank] = key;
-        __syncthreads();
-        return;
-    }
-    u32 size = 2 * THREADS;
-    while (size < n) size *= 2;
-    for (u32 i = n + threadIdx.x; i < size; i += THREADS) room.list[i] = 0;
-    __syncthreads();
-    for (u32 run = 2; run <= size; run *= 2) {
-        for (u32 step = run / 2; step; step /= 2) {
-            for (u32 pair = threadIdx.x; pair < size / 2; pair += THREADS) {
-                u32 i = pair / step * step * 2 + pair % step, j = i + step;
-                u64 a = room.list[i], b = room.list[j];
-                if ((a < b) == ((i & run) == 0)) room.list[i] = b, room.list[j] = a;
-            }
-            __syncthreads();
-        }
-    }
-}
-
-/// The `n`-th largest of the groups' largest logits, `1 <= n <= groups`: at least `n` tokens are as large.
-__device__ u32 nth_group(const Search& s, u32 n) {
-    u32 prefix = 0;
-    for (u32 shift = 24;; shift -= 8) {
-        __syncthreads();
-        if (threadIdx.x < 256) s.room.bins[threadIdx.x] = 0;
-        __syncthreads();
-        for (u32 g = threadIdx.x; g < s.groups; g += THREADS) {
-            u32 key = s.room.keys[g];
-            if (shift == 24 || key >> (shift + 8) == prefix) atomicAdd(&s.room.bins[key >> shift & 255], 1);
-        }
-        __syncthreads();
-        if (s.warp == 0) {
-            // Lane 0 has the highest eight bins.
-            u32 bins[8], sum = 0;
-#pragma unroll
-            for (u32 i = 0; i < 8; i++) sum += bins[i] = s.room.bins[255 - s.lane * 8 - i];
-            u32 up_to = sum;
-#pragma unroll
-            for (u32 d = 1; d < 32; d <<= 1) {
-                u32 other = __shfl_up_sync(0xffffffffu, up_to, d);
-                if (s.lane >= d) up_to += other;
-            }
-            u32 before = up_to - sum;
-            if (before < n && n <= up_to) {
-                u32 i = 0;
-                while (before + bins[i] < n) before += bins[i++];
-                s.room.found = 255 - s.lane * 8 - i, s.room.left = n - before;
-            }
-        }
-        __syncthreads();
-        prefix = prefix << 8 | s.room.found, n = (u32)s.room.left;
-        if (shift == 0) return prefix;
-    }
-}
-
-/// Where a sum over the order of keys reaches a number: among the tokens of logit `key`; all likelier ones amount to
-/// `above`, less than the number.
-struct Reached {
-    u32 key;
-    u64 above;
-};
-
-/// Amounts are weights, or 1 each where there are no weights. Everything from `low` on must reach `need`, at least 1.
-__device__ Reached reach(const Search& s, const Weights* w, u32 low, u32 high, u64 need) {
-    u64 above = 0;
-    while (high - low > 1) {
-        // Rounded up, so that 8 steps pass `high`; of a small range some pivots lie behind it and count nothing.
-        u32 step = (high - low - 1) / 8 + 1;
-        u64 sums[7] = {};
-        each_token(s, low, high, [&](u32 key, float x) {
-            u64 amount = w ? mass(x, *w) : 1;
-#pragma unroll
-            for (u32 i = 0; i < 7; i++) sums[i] += key - low >= step * (i + 1) ? amount : 0;
-        });
-        __syncthreads();
-#pragma unroll
-        for (u32 i = 0; i < 7; i++) {
-            sums[i] = warp_sum(sums[i]);
-            if (s.lane == 0) s.room.sums[i][s.warp] = sums[i];
-        }
-        __syncthreads();
-        u32 base = low;
-        u64 beyond = above;
-#pragma unroll
-        for (u32 i = 0; i < 7; i++) {
-            u64 sum = beyond;
-#pragma unroll
-            for (u32 v = 0; v < WARPS; v++) sum += s.room.sums[i][v];
-            // Sums fall from pivot to pivot: the last that suffices is the new low, the next the new high.
-            u64 pivot = (u64)base + (u64)step * (i + 1);
-            if (sum >= need) low = (u32)pivot;
-            else if (pivot < high) high = (u32)pivot, above = sum;
-        }
-    }
-    return {low, above};
-}
-
-/// Tokens whose key is `key`, ranked by token: those of ranks below `count` go to `list[at + rank]`. If `only_last`, just
-/// the last of them does, to `list[at]`.
-__device__ void list_equals(const Search& s, u32 key, u64 count, u32 at, bool only_last) {
-    // Counts of groups lie where the list does, so ranks are found before anything is listed.
-    u64 held = 0;
-    __syncthreads();
-    if (threadIdx.x < at) held = s.room.list[threadIdx.x];
-    __syncthreads();
-    for (u32 g = threadIdx.x; g < s.groups; g += THREADS) s.room.counts[g] = 0;
-    __syncthreads();
-    each_group(s, key, [&](u32 group) {
-        float x[4];
-        s.logits.load_changed(group, s.lane, x);
-        u32 count = 0;
-#pragma unroll
-        for (u32 j = 0; j < 4; j++)
-            count += ordered(x[j]) == key && s.logits.token(group, s.lane, j) < s.logits.vocab;
-        count = __reduce_add_sync(0xffffffffu, count);
-        if (s.lane == 0) s.room.counts[group] = count;
-    });
-    __syncthreads();
-    // Each thread has a run of groups; ranks of their first tokens replace the counts.
-    u32 each = ceil_div(s.groups, THREADS), from = min(threadIdx.x * each, s.groups), to = min(from + each, s.groups);
-    u64 sum = 0, total;
-    for (u32 g = from; g < to; g++) sum += s.room.counts[g];
-    u64 rank = block_scan(s.room, sum, total);
-    u64 first = only_last ? count - 1 : 0;
-    u32 mine[GROUPS_MAX / THREADS];
-    for (u32 g = from; g < to; g++) mine[g - from] = s.room.counts[g];
-    __syncthreads();
-    if (threadIdx.x < at) s.room.list[threadIdx.x] = held;
-    for (u32 g = from; g < to; g++) {
-        u64 next = rank + mine[g - from];
-        // Few groups hold ranks that are asked for: `count` is at most TOP_MAX, or one rank is.
-        if (rank < count && next > first)
-            for (u32 token = g * GROUP; token < min((g + 1) * GROUP, s.logits.vocab); token++) {
-                if (ordered(s.logits.at(token)) != key) continue;
-                if (rank >= first && rank < count) s.room.list[at + rank - first] = token_key(key, token);
-                rank++;
-            }
-        rank = next;
-    }
-    __syncthreads();
-}
+#include "sample_search.cuh"
 
 // ---- choosing ----
 
@@ -356,37 +77,42 @@ __device__ u32 draw_from_list(const Search& s, const SampleRow& r, const Weights
     return ~(u32)s.room.list[s.room.found];
 }
 
-__device__ __forceinline__ u64 mass_from(const Search& s, const Weights& w, u32 low) {
+/// Weight of the tokens whose keys are at least `low`, those of `low` itself up to token `last` only.
+__device__ __noinline__ u64 mass_from(const Search& search, const Weights& weights, u32 low, u32 last) {
+    const Search s = search;
+    const Weights w = weights;
     u64 sum = 0;
-    each_token(s, low, 0xffffffffu, [&](u32, float x) { sum += mass(x, w); });
+    each_group(s, low, [&](u32 group, const float(&x)[4]) {
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            u32 key = ordered(x[j]), token = s.logits.token(group, s.lane, j);
+            u64 own = mass(x[j], w);
+            sum += token < s.logits.vocab && (key > low || (key == low && token <= last)) ? own : 0;
+        }
+    });
     return block_sum(s.room, sum);
 }
 
-/// The same without a list.
-__device__ u32 draw_by_passes(const Search& s, const SampleRow& r, const Weights& w, u32 low, u64 all, u32 uniform) {
-    u32 end = ordered(w.largest) + 1, weighing = ordered(__fadd_rn(w.largest, w.lowest));
+/// The same without a list of all that may be kept. `listed`: how many tokens there are from `low` on.
+__device__ u32 draw_by_passes(const Search& s, const SampleRow& r, const Weights& w, u32 low, u32 listed, u64 all,
+                              u32 uniform) {
+    u32 end = ordered(w.largest) + 1, from = ordered(last_weighing(w));
     u64 total = all;
+    take_sample(s, w);
     if (r.top_k) {
         // The floor of min_p may lie above the last of top_k.
         bool floored = r.flags & TRUNCATES_MIN_P;
-        Reached cut = reach(s, nullptr, floored ? 0 : low, end, r.top_k);
-        if (floored && low > cut.key) total = mass_from(s, w, low);
-        else total = mass_from(s, w, cut.key + 1) + (r.top_k - cut.above) * mass(unordered(cut.key), w);
+        Reached cut = reach(s, false, w, floored ? 0 : low, end, r.top_k, floored ? s.logits.vocab : listed);
+        from = floored && low > cut.key ? low : cut.key;
+        total = mass_from(s, w, from, from == cut.key ? cut.token : 0xffffffffu);
     } else if (!all) {
-        total = mass_from(s, w, low);
+        from = low, total = mass_from(s, w, low, 0xffffffffu);
     }
-    Reached cut;
     if (r.top_p < 1.0f) {
-        u64 need = share_of(total, r.top_p);
-        cut = reach(s, &w, weighing, end, need);
-        u64 each = mass(unordered(cut.key), w);
-        total = cut.above + (need - cut.above + each - 1) / each * each;
+        Reached cut = reach(s, true, w, from, end, share_of(total, r.top_p), total);
+        total = cut.sum, from = cut.key;
     }
-    u64 target = part_of(total, uniform);
-    cut = reach(s, &w, weighing, end, target + 1);
-    u64 each = mass(unordered(cut.key), w);
-    list_equals(s, cut.key, (target + 1 - cut.above + each - 1) / each, 0, true);
-    return ~(u32)s.room.list[0];
+    return reach(s, true, w, from, end, part_of(total, uniform) + 1, total).token;
 }
 
 /// Draws from the tokens that min_p, top_k and top_p leave. `all`: weight of all tokens, or 0 if none was taken.
@@ -396,23 +122,23 @@ __device__ u32 draw_truncated(const Search& s, const SampleRow& r, const Weights
         // The nucleus: one step down after another, until what is listed weighs enough or is too much.
         u64 need = share_of(all, r.top_p), weight = 0;
         for (float depth = 4.0f; weight < need; depth += 4.0f) {
-            low = depth > 28.0f ? ordered(__fadd_rn(w.largest, w.lowest))
+            low = depth > 28.0f ? ordered(last_weighing(w))
                                 : ordered(__fsub_rn(w.largest, __fmul_rn(depth, w.temperature)));
-            listed = collect(s, low);
+            listed = collect(s, low, 0xffffffffu);
             if (listed > LIST) break;
             weight = 0;
             for (u32 i = threadIdx.x; i < listed; i += THREADS) weight += mass(unordered((u32)(s.room.list[i] >> 32)), w);
             weight = block_sum(s.room, weight);
         }
     } else {
-        if (r.top_k && r.top_k <= s.groups) low = nth_group(s, r.top_k);
+        if (r.top_k && r.top_k <= s.groups) low = nth_group(s, r.top_k, ordered(w.largest));
         if (r.flags & TRUNCATES_MIN_P) {
             double largest = w.largest, floor = __dadd_rn(largest, r.min_p_log);
             low = max(low, ordered(__double2float_rn(floor < largest ? floor : largest)));
         }
-        listed = collect(s, low);
+        listed = collect(s, low, 0xffffffffu);
     }
-    if (listed > LIST) return draw_by_passes(s, r, w, low, all, uniform);
+    if (listed > LIST) return draw_by_passes(s, r, w, low, listed, all, uniform);
     sort(s.room, listed);
     return draw_from_list(s, r, w, listed, all, uniform);
 }
@@ -421,11 +147,13 @@ __device__ u32 draw_truncated(const Search& s, const SampleRow& r, const Weights
 
 /// The `n` likeliest, sorted, at the front of the list.
 __device__ void likeliest(const Search& s, u32 n, u32 peak) {
-    u32 low = n <= s.groups ? nth_group(s, n) : 0;
-    u32 listed = collect(s, low);
+    u32 low = n <= s.groups ? nth_group(s, n, peak) : 0;
+    u32 listed = collect(s, low, 0xffffffffu);
     if (listed > LIST) {
-        Reached cut = reach(s, nullptr, low, peak + 1, n);
-        listed = collect(s, cut.key + 1);
+        Weights any = weights(unordered(peak), 1.0f);
+        take_sample(s, any);
+        Reached cut = reach(s, false, any, low, peak + 1, n, listed);
+        listed = collect(s, cut.key + 1, 0xffffffffu);
         list_equals(s, cut.key, n - listed, listed, false);
         listed = n;
     }
@@ -460,8 +188,11 @@ __device__ void report(const Search& s, const SampleRow& r, const u64* masses, u
 extern "C" __global__ void __launch_bounds__(THREADS) sample_finish(const __grid_constant__ SampleArgs a) {
     __shared__ Room room;
     u32 row = blockIdx.x;
-    if (row >= (u32)a.header[OUT_ROWS]) return;
+    let_next_start();
+    bool real = row < (u32)a.header[OUT_ROWS];
     const SampleRow r = a.rows[row];
+    wait_for_inputs();
+    if (!real) return;
     u32 blocks = ceil_div(a.vocab, BLOCK), groups = blocks * GROUPS_OF_BLOCK;
     Scored& result = a.results[row];
     const u64* masses = a.masses + (u64)row * 2 * blocks;

@@ -68,7 +68,7 @@ struct WeightRows {
 };
 
 /// The weights of a thread on their way.
-template <int KW, int DEPTH, typename Job> struct Stream {
+template <int KW, int AHEAD, typename Job> struct Stream {
     const Job& job;
     u32 ring;
     int unit, end, step, slot = 0;
@@ -103,22 +103,22 @@ template <int KW, int DEPTH, typename Job> struct Stream {
                 if (++unit < end) rows = job.weights(unit, group(), lane() / 4);
             }
         }
-        slot = slot + 1 == DEPTH ? 0 : slot + 1;
+        slot = slot + 1 == AHEAD ? 0 : slot + 1;
         cp_async_commit();
     }
 };
 
-/// Dynamic shared memory: ring, sums, rows of x. host: stream_bytes(NT, DEPTH, inputs) in the head of each user.
-template <int KW, int NT, int DEPTH, typename Job> __device__ __forceinline__ void stream_products(const Job& job, u8* shared) {
+/// Dynamic shared memory: ring, sums, rows of x. host: stream_bytes(NT, AHEAD, inputs) in the head of each user.
+template <int KW, int NT, int AHEAD, typename Job> __device__ __forceinline__ void stream_products(const Job& job, u8* shared) {
     constexpr int GROUPS = 8 / KW;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    float4* sums = (float4*)(shared + DEPTH * STREAM_THREADS * 64); // [2][8 warps][NT][32 lanes]
+    float4* sums = (float4*)(shared + AHEAD * STREAM_THREADS * 64); // [2][8 warps][NT][32 lanes]
     u32 inputs = shared_address(sums + 2 * 8 * NT * 32);
     u32 b_at = inputs + lane / 4 * stream_row_bytes(job.inputs) + lane % 4 * 16;
     if (!Job::WEIGHTS_FIRST) wait_for_kernels_before();
     int total = job.units();
     int begin = (u64)total * blockIdx.x / gridDim.x, end = (u64)total * (blockIdx.x + 1) / gridDim.x;
-    Stream<KW, DEPTH, Job> stream(job, shared_address(shared), begin, end);
+    Stream<KW, AHEAD, Job> stream(job, shared_address(shared), begin, end);
     const int steps = stream.steps(), along = stream.along();
     int slot = 0, tile = -1, tile_count = 0, parity = 0;
     if (!Job::WEIGHTS_FIRST && begin < end) {
@@ -129,12 +129,12 @@ template <int KW, int NT, int DEPTH, typename Job> __device__ __forceinline__ vo
         cp_async_commit();
     }
 #pragma unroll 1
-    for (int i = 0; i < DEPTH - 1; i++) stream.fetch();
+    for (int i = 0; i < AHEAD - 1; i++) stream.fetch();
     if (Job::WEIGHTS_FIRST) wait_for_kernels_before();
     let_next_kernel_start();
     if (!job.has_rows()) end = begin;
     if (!Job::WEIGHTS_FIRST) {
-        cp_async_wait<DEPTH - 1>();
+        cp_async_wait<AHEAD - 1>();
         __syncthreads();
     }
 #pragma unroll 1
@@ -149,12 +149,12 @@ template <int KW, int NT, int DEPTH, typename Job> __device__ __forceinline__ vo
         float4 acc[NT] = {};
 #pragma unroll 1
         for (int step = 0; step < steps; step++) {
-            cp_async_wait<DEPTH - 2>();
+            cp_async_wait<AHEAD - 2>();
             u32 a_at = shared_address(shared) + (slot * 4 * STREAM_THREADS + threadIdx.x) * 16;
             uint4 a[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) a[j] = load_shared16(a_at + j * STREAM_THREADS * 16);
-            slot = slot + 1 == DEPTH ? 0 : slot + 1;
+            slot = slot + 1 == AHEAD ? 0 : slot + 1;
             stream.fetch();
             u32 b_k = b_at + (along + step * KW) * (Job::HALF ? 256 : 128);
 #pragma unroll

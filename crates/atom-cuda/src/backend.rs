@@ -1,16 +1,21 @@
 //! [`CudaBackend`]: one rank on one GPU.
 
 use crate::blas::Blas;
+use crate::compile::Program;
 use crate::device::Stream;
 use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::kernels::Queue;
+use crate::launch::attend::{AttendHeads, AttendKernels};
+use crate::launch::experts::Experts;
+use crate::launch::rope::CacheLayer;
 use crate::memory::{Address, DeviceMem, Pinned};
-use crate::plan::{Plan, check_kv, limits};
+use crate::plan::{Plan, attend_heads, check_kv, experts_shape, work};
 use crate::record::{Capture, Recorded, not_built};
 use crate::sampler::Sampler;
 use crate::staging::Staging;
 use crate::weights::{Carrier, Delivery, Shelf};
+use crate::work::WorkSpec;
 use atom_base::ScoredToken;
 use atom_ops::{Backend, Collectives, ExpertRows, OpsError, Recording, Reserve, Slice, StepInputs, Weight};
 use atom_weights::Tensor;
@@ -41,15 +46,26 @@ pub(crate) struct Reserved {
     pub(crate) tables: DeviceMem,
     pub(crate) frequencies: DeviceMem,
     pub(crate) sampler: Option<Sampler>,
+    pub(crate) attention: Attention,
+    pub(crate) experts: DeviceMem,
     cache: DeviceMem,  // [layers][keys, values][pages, kv_heads, page_size, head_dim]
     page_bytes: usize, // of one layer's keys
     host: Staging,
 }
 
+/// How this model's attention is computed.
+pub(crate) struct Attention {
+    pub(crate) heads: AttendHeads,
+    pub(crate) kernels: AttendKernels,
+    pub(crate) work: Option<WorkSpec>,
+    pub(crate) scratch: DeviceMem,
+}
+
 impl CudaBackend {
     /// Takes the room for weights.
-    pub fn new(gpu: Gpu, plan: &Plan) -> Result<Self, OpsError> {
+    pub fn new(mut gpu: Gpu, plan: &Plan) -> Result<Self, OpsError> {
         gpu.device.bind()?;
+        gpu.load(&BASE_PROGRAMS.map(Program::plain))?;
         Ok(Self {
             recordings: Vec::new(),
             reserved: None,
@@ -129,13 +145,22 @@ impl Backend for CudaBackend {
             carrier.finish()?;
         }
         self.shelf.close();
-        self.reserved = Some(Reserved::new(&self.stream, &self.plan, reserve)?);
+        let reserved = Reserved::new(&self.stream, &self.plan, reserve)?;
+        self.gpu.load(&reserved.attention.kernels.programs())?;
+        self.reserved = Some(reserved);
         Ok(())
     }
 
     fn record(&mut self, recording: Recording) -> Result<usize, OpsError> {
         self.bind()?;
         let reserved = self.reserved.as_ref().ok_or_else(|| early("record"))?;
+        let (element, properties) = (self.shelf.element(), self.gpu.device.properties());
+        let shapes = recording.ops().iter().filter_map(|op| experts_shape(&recording, op, element));
+        let mut programs: Vec<Program> =
+            shapes.flat_map(|shape| Experts::new(shape, properties).programs()).collect();
+        programs.sort();
+        programs.dedup();
+        self.gpu.load(&programs)?;
         let capture = Capture {
             queue: Queue { kernels: &self.gpu.kernels, stream: &self.stream },
             blas: &self.blas,
@@ -216,6 +241,15 @@ impl Reserved {
             )));
         }
         let cache = DeviceMem::new(device, reserve.pages * sizes.page)?;
+        let (heads, properties) = (attend_heads(reserve), device.properties());
+        let attention = Attention {
+            heads,
+            kernels: AttendKernels::new(properties, sizes.element, &heads),
+            work: work(reserve, properties, sizes.element),
+            scratch: DeviceMem::new(device, sizes.attention)?,
+        };
+        // Counters start at 0, and every launch leaves them so.
+        attention.scratch.fill(stream, 0, sizes.attention, 0)?;
         let frequencies: Vec<u8> =
             reserve.attention.rotary.frequencies.iter().flat_map(|f| f.to_le_bytes()).collect();
         let reserved = Self {
@@ -223,14 +257,12 @@ impl Reserved {
             staging: DeviceMem::new(device, sizes.staging)?,
             tables: DeviceMem::new(device, sizes.tables)?,
             frequencies: DeviceMem::new(device, frequencies.len())?,
-            sampler: if reserve.samples {
-                Some(Sampler::new(stream, reserve, &sizes.sampling)?)
-            } else {
-                None
-            },
+            sampler: if reserve.samples { Some(Sampler::new(stream, reserve, sizes)?) } else { None },
+            host: Staging::new(Pinned::new(device, sizes.staging)?, reserve, attention.work),
+            attention,
+            experts: DeviceMem::new(device, sizes.experts)?,
             cache,
             page_bytes: sizes.page / (2 * reserve.layers.max(1)),
-            host: Staging::new(Pinned::new(device, sizes.staging)?, reserve),
             reserve: reserve.clone(),
         };
         reserved.frequencies.write(stream, 0, &frequencies)?;
@@ -242,17 +274,17 @@ impl Reserved {
     }
 
     /// Keys and values of a layer.
-    pub(crate) fn cache(&self, layer: usize) -> Result<(Address, Address), OpsError> {
+    pub(crate) fn cache(&self, layer: usize) -> Result<CacheLayer, OpsError> {
         if layer >= self.reserve.layers {
             return Err(OpsError::Weights(format!("layer {layer} of a cache of {}", self.reserve.layers)));
         }
         let half = self.reserve.pages * self.page_bytes;
         let keys = self.cache.address().plus(2 * layer * half);
-        Ok((keys, keys.plus(half)))
+        Ok(CacheLayer { keys, values: keys.plus(half), page_size: self.reserve.page_size })
     }
 
     pub(crate) fn last_tokens(&self) -> Address {
-        self.sampler.as_ref().map_or(Address::NULL, |sampler| sampler.last_tokens.address())
+        self.sampler.as_ref().map_or(Address::NULL, |sampler| sampler.last_tokens())
     }
 
     /// NaN in all that no result may depend on: padding, the Sink, fresh pages.
@@ -274,8 +306,7 @@ impl Reserved {
     /// Panics if a step isn't one of this recording: a bug of whoever made the plan.
     fn assert_fits(&self, recorded: &Recorded, inputs: &StepInputs<'_>) {
         let (rows, shape, reserve) = (inputs.tokens.len(), recorded.shape, &self.reserve);
-        let layout = crate::layout::Layout::new(&shape, &limits(reserve));
-        assert_eq!(layout.hash(), recorded.layout_hash, "the layout that was captured");
+        assert_eq!(recorded.layout.hash(), recorded.layout_hash, "the layout that was captured");
         assert!(rows <= shape.rows, "{rows} rows in a recording of {}", shape.rows);
         assert!(inputs.out.len() <= shape.out_rows, "{} out rows, not {}", inputs.out.len(), shape.out_rows);
         assert!(inputs.positions.len() == rows && inputs.cache_rows.len() == rows, "arrays of {rows} rows");
@@ -291,6 +322,10 @@ impl Reserved {
         assert!(inputs.spans.iter().all(|span| (span.slot.0 as usize) < reserve.slots), "slots");
     }
 }
+
+/// What every model needs.
+const BASE_PROGRAMS: [&str; 9] =
+    ["step", "weights", "rows", "norm", "rope", "route", "sample", "sample_finish", "sample_load"];
 
 fn early(what: &str) -> OpsError {
     OpsError::Device(format!("{what} was called before reserve"))

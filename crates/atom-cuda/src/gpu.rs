@@ -4,7 +4,7 @@ use crate::api::{CublasLt, Driver, Nvrtc};
 use crate::compile::{Compiler, Program};
 use crate::device::Device;
 use crate::error::CudaError;
-use crate::kernels::{Kernels, SOURCES, Source};
+use crate::kernels::Kernels;
 use crate::library::Search;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,6 +16,8 @@ pub struct Gpu {
     pub(crate) cublaslt: Arc<CublasLt>,
     pub(crate) kernels: Kernels,
     driver: Arc<Driver>,
+    nvrtc: Nvrtc,
+    cache: Option<PathBuf>,
 }
 
 /// How to open one.
@@ -39,28 +41,38 @@ impl Gpu {
         }
     }
 
-    /// Opens the GPU and compiles what is not in the cache. `progress(done, total)` counts programs.
-    pub fn open(options: &GpuOptions, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<Self, CudaError> {
+    /// Finds the libraries and opens the GPU.
+    pub fn open(options: &GpuOptions) -> Result<Self, CudaError> {
         let driver = Arc::new(Driver::load(&options.search)?);
         let device = Device::open(&driver, options.ordinal)?;
         let nvrtc = Nvrtc::load(&options.search)?;
         let cublaslt = Arc::new(CublasLt::load(&options.search)?);
-        let compiler = Compiler::new(&nvrtc, &device.arch(), options.cache.clone())?;
-        let programs: Vec<Program> = SOURCES.iter().flat_map(Source::programs).collect();
-        let (start, mut kernels) = (Instant::now(), Kernels::new(&device));
-        let new = kernels.load(&compiler, &programs, &|done| progress(done, programs.len()))?;
         tracing::info!(
-            "{}, {}, driver {}, NVRTC {} ({}), cuBLASLt {}; {} kernel programs, {new} compiled in {:.2} s",
+            "{}, {}; driver {}, NVRTC {}, cuBLASLt {}",
             device.properties().name,
             device.arch(),
             driver.path(),
-            compiler.version(),
             nvrtc.path(),
-            cublaslt.path(),
-            programs.len(),
-            start.elapsed().as_secs_f64()
+            cublaslt.path()
         );
-        Ok(Self { device, cublaslt, kernels, driver })
+        let kernels = Kernels::new(&device);
+        Ok(Self { device, cublaslt, kernels, driver, nvrtc, cache: options.cache.clone() })
+    }
+
+    /// Compiles and loads programs that are not there yet: from the cache, or by NVRTC on all cores.
+    pub(crate) fn load(&mut self, programs: &[Program]) -> Result<(), CudaError> {
+        if programs.iter().all(|program| self.kernels.has(program)) {
+            return Ok(());
+        }
+        let start = Instant::now();
+        let compiler = Compiler::new(&self.nvrtc, &self.device.arch(), self.cache.clone())?;
+        let new = self.kernels.load(&compiler, programs, &|done| {
+            tracing::debug!("kernel program {done}");
+        })?;
+        if new > 0 {
+            tracing::info!("{new} kernel programs compiled in {:.2} s", start.elapsed().as_secs_f64());
+        }
+        Ok(())
     }
 
     /// The GPU.

@@ -30,7 +30,9 @@ macro_rules! headers {
     };
 }
 
-headers! { "rows.cuh" "dependent.cuh" "hopper.cuh" "stream.cuh" "experts_choices.cuh" "sample.cuh" }
+headers! {
+    "dependent.cuh" "experts_choices.cuh" "hopper.cuh" "rows.cuh" "sample.cuh" "sample_search.cuh" "stream.cuh"
+}
 
 macro_rules! sources {
     ($( $name:literal $variants:expr; )*) => {
@@ -52,18 +54,18 @@ sources! {
     "norm" &[&[]];
     "rope" &[&[]];
     "route" &[&[]];
-    "experts_simple" &[&[]];
-    "experts_plan" &[&[]];
-    "experts_few" &[&[]];
-    "experts_small" &[&[]];
-    "experts_gemm" &[&[]];
-    "linear_small" &[&[]];
-    "sample" &[&[]];
-    "sample_finish" &[&[]];
-    "sample_load" &[&[]];
     "attend_simple" &[&[]];
     "attend_split" &[&["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"], &["WIDTH=128", "SMALL_SHARED"]];
     "attend_tiles" &[&["WIDTH=64"], &["WIDTH=96"], &["WIDTH=128"], &["WIDTH=256"]];
+    "experts_simple" &[&[]];
+    "experts_plan" &[&[]];
+    "experts_few" &[&["DEPTH=4"], &["DEPTH=6"]];
+    "experts_small" &[&["ROW_TILES=1", "DEPTH=4"], &["ROW_TILES=2", "DEPTH=4"]];
+    "experts_gemm" &[&[]];
+    "linear_small" &[&["ROWS_MAX=8", "RUN=4"], &["ROWS_MAX=16", "RUN=4"]];
+    "sample" &[&[]];
+    "sample_finish" &[&[]];
+    "sample_load" &[&[]];
 }
 
 impl Source {
@@ -110,6 +112,11 @@ impl Kernels {
             self.modules.insert(compiled.program, module);
         }
         Ok(new)
+    }
+
+    /// Whether a program is loaded.
+    pub fn has(&self, program: &Program) -> bool {
+        self.modules.contains_key(program)
     }
 
     /// A kernel of a loaded program.

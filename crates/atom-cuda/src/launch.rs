@@ -3,8 +3,10 @@
 //! Grids come from capacities and the GPU only. A capture fixes them, so they must not depend on a step.
 
 pub mod attend;
+pub mod experts;
 pub mod norm;
 pub mod rope;
 pub mod route;
 pub mod rows;
+pub mod sample;
 pub mod step;

@@ -1,5 +1,6 @@
 //! Where each array of a step lies in the one buffer that is uploaded, as a pure function of the step's shape.
 
+use crate::work::{Piece, Tile, WorkSpec};
 use atom_ops::StepShape;
 
 /// What sizes depend on besides the shape: fixed at start.
@@ -9,10 +10,8 @@ pub struct Limits {
     pub slots: usize,
     /// Pages of the longest sequence: the stride of the page tables.
     pub pages_per_sequence: usize,
-    /// Bytes of the attention's work list for tiles of rows, for a shape's rows: see the work list.
-    pub tile_bytes: usize,
-    /// The same for pieces of few rows.
-    pub piece_bytes: usize,
+    /// What attention's work lists are made for; `None` if there are none.
+    pub work: Option<WorkSpec>,
     /// Bytes of one out row's sampling record.
     pub sample_bytes: usize,
 }
@@ -56,6 +55,7 @@ impl Layout {
             start
         };
         let rows = 4 * shape.rows;
+        let work = limits.work.map(|work| work.room(shape.rows));
         Self {
             header: place(4 * HEADER_WORDS),
             tokens: place(rows),
@@ -64,8 +64,8 @@ impl Layout {
             row_slots: place(rows),
             group_rows: place(4 * shape.lanes),
             out_rows: place(4 * shape.out_rows),
-            tiles: place(limits.tile_bytes),
-            pieces: place(limits.piece_bytes),
+            tiles: place(work.map_or(0, |room| room.tiles * size_of::<Tile>())),
+            pieces: place(work.map_or(0, |room| room.pieces * size_of::<Piece>())),
             samples: place(limits.sample_bytes * shape.out_rows),
             // Every entry may be new in one step: all slots admitted with cached prefixes.
             updates: place(8 * limits.slots * limits.pages_per_sequence),
@@ -92,23 +92,25 @@ impl Layout {
 }
 
 /// Words of a step's header.
-pub const HEADER_WORDS: usize = 16;
+pub(crate) const HEADER_WORDS: usize = 16;
 
 /// Kernels read 16 bytes at a time; lines of the cache are 128.
-pub const ALIGN: usize = 128;
+pub(crate) const ALIGN: usize = 128;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const LIMITS: Limits =
-        Limits { slots: 5, pages_per_sequence: 7, tile_bytes: 160, piece_bytes: 320, sample_bytes: 80 };
+    const WORK: WorkSpec =
+        WorkSpec { group: 4, kv_heads: 2, window: 0, piece_rows_max: 8, blocks: 264, slots: 300 };
+    const LIMITS: Limits = Limits { slots: 5, pages_per_sequence: 7, work: Some(WORK), sample_bytes: 80 };
 
     #[test]
     fn arrays_lie_apart_and_on_lines() {
         for rows in [1, 3, 33, 4096] {
             let shape = StepShape { rows, out_rows: rows.min(4), lanes: 2 };
             let l = Layout::new(&shape, &LIMITS);
+            let room = WORK.room(rows);
             let places = [
                 (l.header, 64),
                 (l.tokens, 4 * rows),
@@ -117,8 +119,8 @@ mod tests {
                 (l.row_slots, 4 * rows),
                 (l.group_rows, 8),
                 (l.out_rows, 4 * shape.out_rows),
-                (l.tiles, 160),
-                (l.pieces, 320),
+                (l.tiles, 16 * room.tiles),
+                (l.pieces, 32 * room.pieces),
                 (l.samples, 80 * shape.out_rows),
                 (l.updates, 8 * 35),
             ];
@@ -136,6 +138,6 @@ mod tests {
         let hash = |shape, limits: &Limits| Layout::new(&shape, limits).hash();
         assert_eq!(hash(shape(64), &LIMITS), hash(shape(64), &LIMITS));
         assert_ne!(hash(shape(64), &LIMITS), hash(shape(128), &LIMITS));
-        assert_ne!(hash(shape(64), &LIMITS), hash(shape(64), &Limits { piece_bytes: 480, ..LIMITS }));
+        assert_ne!(hash(shape(64), &LIMITS), hash(shape(64), &Limits { work: None, ..LIMITS }));
     }
 }

@@ -1,15 +1,22 @@
 //! How much device memory a rank takes, known to the byte before any of it is taken.
 
 use crate::buffers::Places;
+use crate::device::Properties;
 use crate::element::Element;
 use crate::error::CudaError;
+use crate::launch::attend::{AttendHeads, AttendKernels};
+use crate::launch::experts::{Experts, ExpertsShape};
+use crate::launch::sample::SampleMemory;
 use crate::layout::{Layout, Limits};
+use crate::memory::Address;
 use crate::sample_rows::{BIAS_BYTES, BIAS_LOAD_BYTES, RESULT_BYTES, ROW_BYTES, SEEN_LOAD_BYTES};
 use crate::weights::Shelf;
+use crate::work::WorkSpec;
 use atom_base::ScoredToken;
 use atom_base::limits::LOGIT_BIAS_MAX;
 use atom_ops::{
-    Backend, Collectives, ExpertRows, KvDType, OpsError, Recording, Reserve, Slice, StepInputs, Weight,
+    Backend, Collectives, ExpertRows, Extent, KvDType, Op, OpsError, Recording, Reserve, Slice, StepInputs,
+    Weight,
 };
 use atom_weights::Tensor;
 use std::fmt;
@@ -17,7 +24,9 @@ use std::fmt;
 /// Loads a model without a device: it only counts. Give it to `Model::load`, then the recordings of all buckets to
 /// [`Self::size`].
 pub struct Sizer {
+    properties: Properties,
     shelf: Shelf,
+    experts: usize,
     room: usize,
     staging: usize,
     recordings: usize,
@@ -39,34 +48,19 @@ pub struct Sizes {
     /// Page tables of all slots.
     pub tables: usize,
     /// What sampling keeps of each slot, and its scratch.
-    pub sampling: Sampling,
+    pub sampling: usize,
+    /// Loads of slots, on their way.
+    pub loads: usize,
+    /// Scratch of attention.
+    pub attention: usize,
+    /// Scratch of experts.
+    pub experts: usize,
     /// cuBLASLt's.
     pub workspace: usize,
     /// Kept free for what the driver takes by itself: code of the libraries, and the recordings' nodes.
     pub driver: usize,
     /// One page of the cache in all layers.
     pub page: usize,
-}
-
-/// Arrays of the sampling kernels, see `kernels/sample.cuh`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sampling {
-    /// Token counts. `[slots, 512 blocks]` u16
-    pub seen: usize,
-    /// Bits of tokens with a bias. `[slots, 16 blocks]` u32
-    pub biased: usize,
-    /// Biases. `[slots, LOGIT_BIAS_MAX]`
-    pub biases: usize,
-    /// `[out rows, 2, groups]` u32
-    pub keys: usize,
-    /// `[out rows, 2, blocks]` u64
-    pub masses: usize,
-    /// `[out rows, 2, splits]` u32
-    pub peaks: usize,
-    /// `[slots]` u32
-    pub last_tokens: usize,
-    /// Records and items of loads, on their way.
-    pub loads: usize,
 }
 
 /// Sizes with a number of pages.
@@ -79,15 +73,21 @@ pub struct Plan {
 }
 
 impl Sizer {
-    /// For a model in `element`.
-    pub fn new(element: Element) -> Self {
-        Self { shelf: Shelf::new(element), room: 0, staging: 0, recordings: 0 }
+    /// For a model in `element` on such a GPU.
+    pub fn new(element: Element, properties: &Properties) -> Self {
+        let shelf = Shelf::new(element);
+        Self { properties: properties.clone(), shelf, experts: 0, room: 0, staging: 0, recordings: 0 }
     }
 
     /// Takes a recording into account; `reserve` is what [`Backend::reserve`] will get (its pages don't matter).
     pub fn add(&mut self, recording: &Recording, reserve: &Reserve) {
         self.room = self.room.max(Places::new(recording, self.shelf.element()).bytes);
-        self.staging = self.staging.max(Layout::new(&recording.shape(), &limits(reserve)).end);
+        let limits = limits(reserve, &self.properties, self.shelf.element());
+        self.staging = self.staging.max(Layout::new(&recording.shape(), &limits).end);
+        let experts =
+            recording.ops().iter().filter_map(|op| experts_shape(recording, op, self.shelf.element()));
+        let bytes = experts.map(|shape| Experts::new(shape, &self.properties).workspace_bytes()).max();
+        self.experts = self.experts.max(bytes.unwrap_or(0));
         self.recordings += recording.ops().len();
     }
 
@@ -104,7 +104,10 @@ impl Sizer {
             staging: self.staging,
             results: out_rows * RESULT_BYTES,
             tables: 4 * reserve.slots * reserve.pages_per_sequence,
-            sampling: if reserve.samples { Sampling::new(reserve) } else { Sampling::default() },
+            sampling: if reserve.samples { sample_memory(reserve).bytes() } else { 0 } + 4 * reserve.slots,
+            loads: LOADS_ROOM + load_items_bytes(reserve),
+            attention: attention_bytes(reserve, &self.properties, element),
+            experts: self.experts,
             workspace: crate::blas::WORKSPACE_BYTES,
             driver: DRIVER_BYTES + self.recordings * NODE_BYTES,
             page: 2 * reserve.layers * head * element.bytes() * reserve.page_size,
@@ -112,34 +115,14 @@ impl Sizer {
     }
 }
 
-impl Sampling {
-    fn new(reserve: &Reserve) -> Self {
-        let (slots, out_rows) = (reserve.slots, reserve.top.out_rows);
-        let blocks = reserve.vocab.div_ceil(TOKEN_BLOCK);
-        Self {
-            seen: slots * TOKEN_BLOCK * blocks * 2,
-            biased: slots * TOKEN_BLOCK / 32 * blocks * 4,
-            biases: slots * LOGIT_BIAS_MAX * BIAS_BYTES,
-            keys: out_rows * 2 * 4 * blocks * 4,
-            masses: out_rows * 2 * blocks * 8,
-            peaks: out_rows * 2 * blocks * 4,
-            last_tokens: 4 * slots,
-            loads: LOADS_ROOM + load_items_bytes(reserve),
-        }
-    }
-
-    fn total(&self) -> usize {
-        let Self { seen, biased, biases, keys, masses, peaks, last_tokens, loads } = *self;
-        [seen, biased, biases, keys, masses, peaks, last_tokens, loads].map(rounded).iter().sum()
-    }
-}
-
 impl Sizes {
     /// Bytes that do not depend on the number of pages.
     pub fn fixed(&self) -> usize {
-        let Self { weights, room, staging, results, tables, workspace, driver, .. } = *self;
-        let parts = [weights, room, staging, results, tables, workspace, driver];
-        parts.map(rounded).iter().sum::<usize>() + self.sampling.total()
+        let Self { weights, room, staging, results, tables, sampling, .. } = *self;
+        let Self { loads, attention, experts, workspace, driver, .. } = *self;
+        let parts =
+            [weights, room, staging, results, tables, sampling, loads, attention, experts, workspace, driver];
+        parts.map(rounded).iter().sum()
     }
 
     /// As many pages as fit into `budget` bytes; fewer than 2 are an error with the numbers.
@@ -178,9 +161,9 @@ impl fmt::Display for Plan {
             self.pages,
             mib(self.pages * s.page),
             mib(s.room),
-            mib(s.sampling.total()),
+            mib(s.sampling + s.loads),
             mib(s.staging + s.results + s.tables),
-            mib(s.workspace),
+            mib(s.workspace + s.attention + s.experts),
             mib(s.driver)
         )
     }
@@ -229,14 +212,57 @@ impl Backend for Sizer {
 }
 
 /// What a layout depends on besides the shape.
-pub(crate) fn limits(reserve: &Reserve) -> Limits {
+pub(crate) fn limits(reserve: &Reserve, properties: &Properties, element: Element) -> Limits {
     Limits {
         slots: reserve.slots,
         pages_per_sequence: reserve.pages_per_sequence,
-        tile_bytes: 0,
-        piece_bytes: 0,
+        work: work(reserve, properties, element),
         sample_bytes: if reserve.samples { ROW_BYTES } else { 0 },
     }
+}
+
+/// Heads as the attention kernels get them.
+pub(crate) fn attend_heads(reserve: &Reserve) -> AttendHeads {
+    let spec = &reserve.attention;
+    AttendHeads {
+        q: spec.q_heads,
+        kv: spec.kv_heads,
+        head_dim: spec.head_dim,
+        scale: spec.scale,
+        window: 0,
+        sinks: Address::NULL,
+    }
+}
+
+/// What work lists are made for; `None` where the plain kernel does everything.
+pub(crate) fn work(reserve: &Reserve, properties: &Properties, element: Element) -> Option<WorkSpec> {
+    AttendKernels::new(properties, element, &attend_heads(reserve)).work(0, false)
+}
+
+fn attention_bytes(reserve: &Reserve, properties: &Properties, element: Element) -> usize {
+    let kernels = AttendKernels::new(properties, element, &attend_heads(reserve));
+    kernels.work(0, false).map_or(0, |work| kernels.scratch_bytes(work.slots))
+}
+
+pub(crate) fn sample_memory(reserve: &Reserve) -> SampleMemory {
+    SampleMemory::new(reserve.vocab, reserve.top.out_rows, reserve.slots)
+}
+
+/// The shape of an operator of experts, `None` for others.
+pub(crate) fn experts_shape(recording: &Recording, op: &Op, element: Element) -> Option<ExpertsShape> {
+    let Op::Experts { x, spec, .. } = op else { return None };
+    let (shape, buffer) = (recording.shape(), recording.buffers()[usize::from(x.0)]);
+    let lanes = if buffer.extent == Extent::GroupRows { shape.lanes } else { 1 };
+    Some(ExpertsShape {
+        lanes,
+        lane_rows: shape.rows,
+        top_k: spec.top_k,
+        first: spec.first,
+        held: spec.held,
+        hidden: buffer.width,
+        width: spec.width,
+        element,
+    })
 }
 
 /// The type of the cache's elements is that of activations.
@@ -270,8 +296,6 @@ fn mib(bytes: usize) -> String {
 
 /// What the driver hands out memory in.
 const GRANULE: usize = 2 << 20;
-/// Tokens that sampling weighs together.
-pub(crate) const TOKEN_BLOCK: usize = 512;
 /// Records of as many loads as one launch takes, and their count in front.
 pub(crate) const LOADS_MAX: usize = 64;
 pub(crate) const LOADS_ROOM: usize =

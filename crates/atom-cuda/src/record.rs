@@ -7,14 +7,18 @@ use crate::element::Element;
 use crate::error::CudaError;
 use crate::graph::Graph;
 use crate::kernels::Queue;
+use crate::launch::attend::{self, AttendScratch, AttendStep, TileMaps};
+use crate::launch::experts::{Experts, ExpertsArrays, ExpertsMaps, ExpertsPath};
+use crate::launch::norm::{self, HeadWidths, NORM_WIDTH_MAX, NormOf, NormWeight};
+use crate::launch::rope::{self, HeadNorms, Heads, Places as RowPlaces};
+use crate::launch::route::{self, EXPERTS_MAX, TOP_K_MAX};
+use crate::launch::rows::{self, RowExtent};
 use crate::launch::step;
 use crate::layout::Layout;
 use crate::memory::Address;
-use crate::plan::limits;
-use crate::sampler;
-use crate::simple::{self, RealRows, residual_suffix};
+use crate::plan::{experts_shape, limits};
 use crate::weights::{Loaded, Shelf};
-use atom_ops::{AttentionSpec, Buf, BufSpec, Extent, Op, OpsError, Recording, StepShape, Weight};
+use atom_ops::{AttentionSpec, Buf, BufSpec, Extent, Op, OpsError, Recording, RouteSpec, StepShape, Weight};
 
 /// A graph, with what a replay must fit.
 pub(crate) struct Recorded {
@@ -62,7 +66,8 @@ impl Capture<'_> {
                 self.reserved.room.bytes()
             )));
         }
-        let layout = Layout::new(&shape, &limits(reserve));
+        let properties = self.queue.stream.device().properties();
+        let layout = Layout::new(&shape, &limits(reserve, properties, self.shelf.element()));
         assert!(layout.end <= self.reserved.staging.bytes(), "the plan has room for every layout");
         let scene = Scene { with: self, recording, places, layout };
         // Choosing may load code and takes its time: not within a capture. The same walk, products only.
@@ -107,94 +112,93 @@ impl Scene<'_> {
     fn op(&self, op: &Op) -> Result<(), OpsError> {
         let queue = &self.with.queue;
         match *op {
-            Op::Embed { table, out } => self.embed(table, out),
+            Op::Embed { table, out } => self.embed(table, out)?,
             Op::Norm { x, weight, eps, out } => {
-                let width = self.spec(x).width;
-                let inputs = [self.at(x), self.vector(weight, width)?];
-                let name = format!("norm_{}", self.pair(x, out)?);
+                let of = match (self.element(x), self.element(out)) {
+                    (Element::F32, _) => NormOf::Residual,
+                    (Element::BF16, Element::BF16) => NormOf::Activations,
+                    (Element::BF16, Element::F32) => {
+                        return Err(OpsError::Weights(format!("{x:?} is rounded and {out:?} is not")));
+                    }
+                };
+                let (element, norm) = (self.element(out), self.norm(x, weight, eps)?);
                 // SAFETY: see above.
-                unsafe { simple::norm(queue, &name, &inputs, (eps, width), self.at(out), &self.real(x)) }?;
-                Ok(())
+                unsafe { norm::norm(queue, element, (self.at(x), of), norm, self.at(out), self.real(x)) }?;
             }
             Op::AddNorm { residual, x, weight, eps, out } => {
-                let width = self.spec(x).width;
                 self.same_type(x, out)?;
-                let inputs = [self.at(residual), self.at(x), self.vector(weight, width)?];
-                let name = format!("add_norm_{}", residual_suffix(self.element(x)));
+                let (sum, norm) = ((self.at(residual), self.at(x)), self.norm(x, weight, eps)?);
                 // SAFETY: see above.
-                unsafe { simple::norm(queue, &name, &inputs, (eps, width), self.at(out), &self.real(x)) }?;
-                Ok(())
+                unsafe { norm::add_norm(queue, self.element(x), sum, norm, self.at(out), self.real(x)) }?;
             }
-            Op::Linear { x, weight, bias, out } => self.linear(x, weight, bias, out),
+            Op::Linear { x, weight, bias, out } => self.linear(x, weight, bias, out)?,
             Op::SquareSums { qkv, ref spec, out } => {
-                self.heads(qkv, spec)?;
-                let element = self.element(qkv);
+                let (element, widths) = (self.element(qkv), self.heads(qkv, spec)?);
                 // SAFETY: see above.
                 unsafe {
-                    simple::square_sums(queue, element, self.at(qkv), spec, self.at(out), &self.real(qkv))
+                    norm::square_sums(queue, element, self.at(qkv), widths, self.at(out), self.real(qkv))
                 }?;
-                Ok(())
             }
             Op::ScaleHeads { qkv, ref spec, sums, weights: (q, k), elements, eps } => {
-                self.heads(qkv, spec)?;
-                let weights = (
-                    self.vector(q, spec.q_heads * spec.head_dim)?,
-                    self.vector(k, spec.kv_heads * spec.head_dim)?,
-                );
-                let (qkv_at, sums) = (self.at(qkv), self.at(sums));
-                let op = simple::ScaleHeads { qkv: qkv_at, sums, weights, elements, eps, spec };
+                let widths = self.heads(qkv, spec)?;
+                let weights = (self.vector(q, widths.q)?, self.vector(k, widths.k)?);
+                let (element, at) = (self.element(qkv), (self.at(qkv), self.at(sums)));
                 // SAFETY: see above.
-                unsafe { simple::scale_heads(queue, self.element(qkv), &op, &self.real(qkv)) }?;
-                Ok(())
+                unsafe {
+                    norm::scale_heads(queue, element, at, weights, widths, elements, eps, self.real(qkv))
+                }?;
             }
             Op::RotateAndCache { qkv, layer, qk_norm, ref spec } => {
-                self.rotate_and_cache(qkv, layer, qk_norm, spec)
+                self.rotate_and_cache(qkv, layer, qk_norm, spec)?;
             }
-            Op::Attend { qkv, layer, ref spec, out } => self.attend(qkv, layer, spec, out),
+            Op::Attend { qkv, layer, ref spec, out } => self.attend(qkv, layer, spec, out)?,
             Op::GatedSilu { gate_up, out } => {
                 self.same_type(gate_up, out)?;
-                self.row_kernel("gated_silu", &[self.at(gate_up)], out)
+                let (element, width) = (self.element(out), self.spec(out).width);
+                // SAFETY: see above.
+                unsafe {
+                    rows::gated_silu(queue, element, self.at(gate_up), width, self.at(out), self.real(out))
+                }?;
             }
             Op::Add { x, out } => {
                 self.same_type(x, out)?;
-                self.row_kernel("add", &[self.at(x)], out)
+                let (element, width) = (self.element(out), self.spec(out).width);
+                // SAFETY: see above.
+                unsafe { rows::add(queue, element, self.at(x), width, self.at(out), self.real(out)) }?;
             }
             Op::PickRows { x, out } => {
                 self.same_type(x, out)?;
-                self.row_kernel("pick_rows", &[self.at(x), self.staged(self.layout.out_rows)], out)
-            }
-            Op::Route { logits, bias, ref spec, out } => {
-                let bias = bias.map_or(Ok(Address::NULL), |bias| self.vector(bias, spec.experts))?;
-                let outs = (self.at(out), self.staged(self.layout.group_rows));
+                let (element, width) = (self.element(out), self.spec(out).width);
+                let picked = self.staged(self.layout.out_rows);
                 // SAFETY: see above.
-                unsafe { simple::route(queue, self.at(logits), bias, spec, outs, &self.real(logits)) }?;
-                Ok(())
+                unsafe {
+                    rows::pick_rows(queue, element, self.at(x), picked, width, self.at(out), self.real(out))
+                }?;
             }
-            Op::Experts { .. } => self.experts(op),
-            Op::Sample { logits } => self.sample(logits),
+            Op::Route { logits, bias, ref spec, out } => self.route(logits, bias, spec, out)?,
+            Op::Experts { .. } => self.experts(op)?,
+            Op::Sample { logits } => self.sample(logits)?,
             Op::DispatchRows { .. }
             | Op::CombineRows { .. }
             | Op::AllReduce { .. }
             | Op::GatherRows { .. }
             | Op::ScatterSum { .. }
-            | Op::GatherColumns { .. } => Err(not_built()),
+            | Op::GatherColumns { .. } => return Err(not_built()),
         }
+        Ok(())
     }
 
     fn embed(&self, table: Weight, out: Buf) -> Result<(), OpsError> {
         let width = self.spec(out).width;
         let (_, cols, at) = self.table(table)?;
         equal("columns of a table", cols, width)?;
+        if self.element(out) != Element::F32 {
+            return Err(OpsError::Weights(format!("{out:?} is no residual stream")));
+        }
+        let inputs = (at, self.staged(self.layout.tokens), self.with.reserved.last_tokens());
         let element = self.with.shelf.element();
-        let name = match (element, self.element(out)) {
-            (Element::BF16, Element::F32) => "embed_bf16_res32",
-            (Element::BF16, Element::BF16) => "embed_bf16",
-            (Element::F32, _) => "embed_f32",
-        };
-        let last_tokens = self.with.reserved.last_tokens();
-        let inputs = [at, self.staged(self.layout.tokens), last_tokens];
         // SAFETY: see `op`.
-        unsafe { simple::row_kernel(&self.with.queue, name, &inputs, width, self.at(out), &self.real(out)) }?;
+        unsafe { rows::embed(&self.with.queue, element, inputs, width, self.at(out), self.real(out)) }?;
         Ok(())
     }
 
@@ -221,7 +225,7 @@ impl Scene<'_> {
             let (width, element) = (product.outputs, self.element(out));
             let (bias, real) = (self.vector(bias, width)?, self.real(out));
             // SAFETY: see `op`.
-            unsafe { simple::add_bias(&self.with.queue, element, self.at(out), bias, width, &real) }?;
+            unsafe { step::add_bias(&self.with.queue, element, self.at(out), bias, width, real) }?;
         }
         Ok(())
     }
@@ -236,45 +240,85 @@ impl Scene<'_> {
         self.heads(qkv, spec)?;
         let norms = match qk_norm {
             None => None,
-            Some((q, k, eps)) => Some((self.vector(q, spec.head_dim)?, self.vector(k, spec.head_dim)?, eps)),
+            Some((q, k, eps)) => {
+                let (q, k) = (self.vector(q, spec.head_dim)?, self.vector(k, spec.head_dim)?);
+                Some(HeadNorms { q, k, eps })
+            }
         };
-        let (keys, values) = self.with.reserved.cache(layer)?;
-        let op = simple::Rotate {
-            qkv: self.at(qkv),
-            keys,
-            values,
+        let heads = Heads {
+            q: spec.q_heads,
+            kv: spec.kv_heads,
+            head_dim: spec.head_dim,
+            dim: spec.rotary.dim,
+            pairs: spec.rotary.pairs,
+            magnitude: spec.rotary.magnitude,
+            frequencies: self.with.reserved.frequencies.address(),
+        };
+        let cache = self.with.reserved.cache(layer)?;
+        let places = RowPlaces {
             positions: self.staged(self.layout.positions),
             cache_rows: self.staged(self.layout.cache_rows),
-            frequencies: self.with.reserved.frequencies.address(),
-            norms,
-            page_size: self.with.reserved.reserve.page_size,
-            spec,
         };
+        let (queue, element, heads) = (&self.with.queue, self.element(qkv), (&heads, norms));
         // SAFETY: see `op`.
-        unsafe { simple::rotate_and_cache(&self.with.queue, self.element(qkv), &op, &self.real(qkv)) }?;
+        unsafe {
+            rope::rotate_and_cache(queue, element, self.at(qkv), cache, heads, places, self.real(qkv))
+        }?;
         Ok(())
     }
 
+    /// Rows of long spans by tiles and others by pieces, as the step's lists say; an empty list ends at once.
     fn attend(&self, qkv: Buf, layer: usize, spec: &AttentionSpec, out: Buf) -> Result<(), OpsError> {
         self.heads(qkv, spec)?;
         self.same_type(qkv, out)?;
-        let (keys, values) = self.with.reserved.cache(layer)?;
-        let reserve = &self.with.reserved.reserve;
-        let op = simple::Attend {
+        let (queue, reserved) = (&self.with.queue, self.with.reserved);
+        let (reserve, attention) = (&reserved.reserve, &reserved.attention);
+        let (heads, cache) = (&attention.heads, reserved.cache(layer)?);
+        let step = AttendStep {
             header: self.header(),
             positions: self.staged(self.layout.positions),
             row_slots: self.staged(self.layout.row_slots),
-            tables: self.with.reserved.tables.address(),
+            tables: reserved.tables.address(),
             table_stride: reserve.pages_per_sequence,
+            rows: self.recording.shape().rows,
             qkv: self.at(qkv),
-            keys,
-            values,
             out: self.at(out),
-            page_size: reserve.page_size,
-            spec,
         };
+        let Some(work) = attention.work else {
+            // SAFETY: see `op`.
+            unsafe { attend::simple(queue, self.element(qkv), heads, &step, &cache) }?;
+            return Ok(());
+        };
+        let scratch = AttendScratch { start: attention.scratch.address(), slots: work.slots };
+        if attention.kernels.has_tiles() && work.room(step.rows).tiles > 0 {
+            let maps = TileMaps::new(
+                queue.stream.device(),
+                &attention.kernels,
+                heads,
+                &step,
+                (&cache, reserve.pages),
+            )?;
+            let (list, maps) = (self.staged(self.layout.tiles), (&cache, &maps));
+            // SAFETY: see `op`.
+            unsafe { attend::tiles(queue, &attention.kernels, heads, &step, maps, list, scratch) }?;
+        }
+        let list = self.staged(self.layout.pieces);
         // SAFETY: see `op`.
-        unsafe { simple::attend(&self.with.queue, self.element(qkv), &op, &self.real(qkv)) }?;
+        unsafe { attend::split(queue, &attention.kernels, heads, &step, &cache, list, scratch) }?;
+        Ok(())
+    }
+
+    fn route(&self, logits: Buf, bias: Option<Weight>, spec: &RouteSpec, out: Buf) -> Result<(), OpsError> {
+        if spec.experts > EXPERTS_MAX || spec.top_k > TOP_K_MAX {
+            return Err(OpsError::Weights(format!(
+                "{} of {} experts a row; a GPU chooses at most {TOP_K_MAX} of {EXPERTS_MAX}",
+                spec.top_k, spec.experts
+            )));
+        }
+        let bias = bias.map_or(Ok(Address::NULL), |bias| self.vector(bias, spec.experts))?;
+        let (scores, granted) = ((self.at(logits), bias), self.staged(self.layout.group_rows));
+        // SAFETY: see `op`.
+        unsafe { route::route(&self.with.queue, spec, scores, self.at(out), granted, self.real(logits)) }?;
         Ok(())
     }
 
@@ -293,41 +337,48 @@ impl Scene<'_> {
             }
             _ => Err(OpsError::Weights(format!("{weight:?} is no layer's experts"))),
         };
-        let op = simple::Experts {
+        let real = self.real(x);
+        let arrays = ExpertsArrays {
+            real_rows: real.counts,
             x: self.at(x),
             routes: self.at(routes),
             gate_up: experts(gate_up, (2 * spec.width, hidden))?,
             down: experts(down, (hidden, spec.width))?,
             gated: self.at(gated),
+            workspace: self.with.reserved.experts.address(),
             out: self.at(out),
-            hidden,
+            out_element: self.element(out),
             sums,
-            spec,
+        };
+        let (queue, device) = (&self.with.queue, self.with.queue.stream.device());
+        let shape = experts_shape(self.recording, op, self.element(x)).expect("called for experts");
+        let kernels = Experts::new(shape, device.properties());
+        let maps = match kernels.path() {
+            ExpertsPath::Grouped => Some(ExpertsMaps::new(device, &shape, &arrays)?),
+            _ => None,
         };
         // SAFETY: see `op`.
-        unsafe { simple::experts(&self.with.queue, self.element(x), &op, &self.real(x)) }?;
+        unsafe { kernels.launch(queue, &arrays, maps.as_ref()) }?;
         Ok(())
     }
 
     fn sample(&self, logits: Buf) -> Result<(), OpsError> {
         equal("logits of a row", self.spec(logits).width, self.with.reserved.reserve.vocab)?;
         let Some(sampler) = &self.with.reserved.sampler else { return Ok(()) };
-        let rows = sampler::Rows {
-            header: self.header(),
-            logits: self.at(logits),
-            records: self.staged(self.layout.samples),
-            out_rows: self.recording.shape().out_rows,
-        };
-        Ok(sampler.record(&self.with.queue, &rows)?)
+        let rows = (self.header(), self.at(logits), self.staged(self.layout.samples));
+        // SAFETY: see `op`; replays load slots first.
+        unsafe { sampler.record(&self.with.queue, rows, self.recording.shape().out_rows) }?;
+        Ok(())
     }
 
-    /// A kernel of the activations' type over the rows of `out`.
-    fn row_kernel(&self, name: &str, inputs: &[Address], out: Buf) -> Result<(), OpsError> {
-        let (width, real) = (self.spec(out).width, self.real(out));
-        let name = format!("{name}_{}", self.element(out).suffix());
-        // SAFETY: see `op`.
-        unsafe { simple::row_kernel(&self.with.queue, &name, inputs, width, self.at(out), &real) }?;
-        Ok(())
+    fn norm(&self, x: Buf, weight: Weight, eps: f32) -> Result<NormWeight, OpsError> {
+        let width = self.spec(x).width;
+        if width > NORM_WIDTH_MAX {
+            return Err(OpsError::Weights(format!(
+                "rows of {width} elements; {NORM_WIDTH_MAX} are the most"
+            )));
+        }
+        Ok(NormWeight { weight: self.vector(weight, width)?, width, eps })
     }
 
     fn spec(&self, buf: Buf) -> BufSpec {
@@ -342,18 +393,6 @@ impl Scene<'_> {
         self.places.places[usize::from(buf.0)].element
     }
 
-    /// The name of a pair of types: an exact input and an output, or both alike.
-    fn pair(&self, x: Buf, out: Buf) -> Result<&'static str, OpsError> {
-        match (self.element(x), self.element(out)) {
-            (Element::F32, Element::BF16) => Ok("bf16_res32"),
-            (Element::F32, Element::F32) => Ok("f32"),
-            (Element::BF16, Element::BF16) => Ok("bf16"),
-            (Element::BF16, Element::F32) => {
-                Err(OpsError::Weights(format!("{x:?} is rounded and {out:?} is not")))
-            }
-        }
-    }
-
     fn same_type(&self, a: Buf, b: Buf) -> Result<(), OpsError> {
         if self.element(a) == self.element(b) {
             return Ok(());
@@ -362,18 +401,14 @@ impl Scene<'_> {
     }
 
     /// Which rows of a buffer are real in a step.
-    fn real(&self, buf: Buf) -> RealRows {
+    fn real(&self, buf: Buf) -> RowExtent {
         let shape = self.recording.shape();
         match self.spec(buf).extent {
-            Extent::Rows => RealRows { counts: self.header(), lanes: 1, lane_rows: shape.rows },
-            Extent::OutRows => {
-                RealRows { counts: self.header().plus(4), lanes: 1, lane_rows: shape.out_rows }
+            Extent::Rows => RowExtent::rows(self.header(), shape.rows),
+            Extent::OutRows => RowExtent::out_rows(self.header(), shape.out_rows),
+            Extent::GroupRows => {
+                RowExtent::group(self.staged(self.layout.group_rows), shape.lanes, shape.rows)
             }
-            Extent::GroupRows => RealRows {
-                counts: self.staged(self.layout.group_rows),
-                lanes: shape.lanes,
-                lane_rows: shape.rows,
-            },
         }
     }
 
@@ -385,12 +420,14 @@ impl Scene<'_> {
         self.staged(self.layout.header)
     }
 
-    fn heads(&self, qkv: Buf, spec: &AttentionSpec) -> Result<(), OpsError> {
+    fn heads(&self, qkv: Buf, spec: &AttentionSpec) -> Result<HeadWidths, OpsError> {
         if *spec != *self.with.reserved.reserve.attention {
             return Err(OpsError::Weights("its heads are not those that the cache was reserved for".into()));
         }
-        let width = (spec.q_heads + 2 * spec.kv_heads) * spec.head_dim;
-        equal("elements of q, k and v", self.spec(qkv).width, width)
+        let (q, k) = (spec.q_heads * spec.head_dim, spec.kv_heads * spec.head_dim);
+        let widths = HeadWidths { q, k, row: q + 2 * k };
+        equal("elements of q, k and v", self.spec(qkv).width, widths.row)?;
+        Ok(widths)
     }
 
     fn vector(&self, weight: Weight, expected: usize) -> Result<Address, OpsError> {

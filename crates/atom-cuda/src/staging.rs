@@ -3,11 +3,13 @@
 use crate::layout::{HEADER_WORDS, Layout};
 use crate::memory::Pinned;
 use crate::sample_rows::{ROW_BYTES, row_bytes};
+use crate::work::{WorkCutter, WorkSpec};
 use atom_ops::{Reserve, StepInputs};
 
 /// The host's side of the staging buffer, and what the device's page tables hold.
 pub(crate) struct Staging {
     pinned: Pinned,
+    cutter: Option<WorkCutter>,
     tables: Vec<u32>, // [slots, pages of a sequence], as on the device
 }
 
@@ -15,11 +17,14 @@ pub(crate) struct Staging {
 const ROWS: usize = 0;
 const OUT_ROWS: usize = 1;
 const SPANS: usize = 2;
+const TILES: usize = 3;
+const ITEMS: usize = 4;
 const TABLE_ENTRIES: usize = 6;
 
 impl Staging {
-    pub(crate) fn new(pinned: Pinned, reserve: &Reserve) -> Self {
-        Self { pinned, tables: vec![0; reserve.slots * reserve.pages_per_sequence] }
+    pub(crate) fn new(pinned: Pinned, reserve: &Reserve, work: Option<WorkSpec>) -> Self {
+        let cutter = work.map(|work| WorkCutter::new(work, reserve.top.rows));
+        Self { pinned, cutter, tables: vec![0; reserve.slots * reserve.pages_per_sequence] }
     }
 
     pub(crate) fn bytes(&self) -> &Pinned {
@@ -40,6 +45,12 @@ impl Staging {
         header[SPANS] = inputs.spans.len() as u32;
         let entries = self.update_tables(layout, reserve, inputs);
         header[TABLE_ENTRIES] = entries as u32;
+        if let Some(cutter) = &mut self.cutter {
+            let lists = &mut self.pinned[layout.tiles..layout.samples];
+            let (tiles, pieces) = lists.split_at_mut(layout.pieces - layout.tiles);
+            let counts = cutter.cut(inputs.spans, words_of(tiles), words_of(pieces));
+            (header[TILES], header[ITEMS]) = (counts.tiles, counts.pieces);
+        }
         self.words(layout.header, header);
         self.words(layout.tokens, inputs.tokens.iter().copied());
         self.words(layout.positions, inputs.positions.iter().copied());
@@ -90,4 +101,12 @@ impl Staging {
             *place = word.to_le_bytes();
         }
     }
+}
+
+/// Bytes of pinned memory as entries of `N` words.
+fn words_of<const N: usize>(bytes: &mut [u8]) -> &mut [[u32; N]] {
+    // SAFETY: any four bytes are a u32, and the middle part is aligned and within bounds.
+    let (before, entries, _) = unsafe { bytes.align_to_mut::<[u32; N]>() };
+    assert!(before.is_empty(), "arrays of a step start on a line");
+    entries
 }

@@ -284,6 +284,11 @@ fn check_all(kit: &mut Kit, world: &World) -> Result<(), CudaError> {
     let out = run(kit, world, &kernels, spec, &world.spans)?;
     judge(kit, world, "tiles and pieces", &out)?;
 
+    if spec.window > 0 {
+        let out = run(kit, world, &kernels, WorkSpec { window: 0, ..spec }, &world.spans)?;
+        judge(kit, world, "lists of a wider window", &out)?;
+    }
+
     // One order of sums: whatever the chunks, whoever else is in the step.
     let one_order = kernels.work(world.heads.window, true).expect("there are kernels for lists");
     let tall = run(kit, world, &kernels, one_order, &world.spans)?;

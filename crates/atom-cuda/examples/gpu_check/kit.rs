@@ -85,7 +85,8 @@ impl Kit {
         self.upload_bytes(&bytes)
     }
 
-    fn upload_bytes(&self, bytes: &[u8]) -> Result<DeviceMem, CudaError> {
+    /// Bytes on the GPU.
+    pub(crate) fn upload_bytes(&self, bytes: &[u8]) -> Result<DeviceMem, CudaError> {
         let memory = DeviceMem::new(&self.device, bytes.len())?;
         memory.write(&self.stream, 0, bytes)?;
         Ok(memory)
@@ -116,7 +117,8 @@ impl Kit {
         Ok(bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
     }
 
-    fn download_bytes(&self, memory: &DeviceMem) -> Result<Vec<u8>, CudaError> {
+    /// All of it, once the stream is done.
+    pub(crate) fn download_bytes(&self, memory: &DeviceMem) -> Result<Vec<u8>, CudaError> {
         let mut bytes = vec![0; memory.bytes()];
         memory.read(&self.stream, 0, &mut bytes)?;
         Ok(bytes)

@@ -5,7 +5,13 @@
 
 mod attend;
 mod blas;
+mod experts;
 mod kit;
+mod norm;
+mod rope;
+mod route;
+mod rows;
+mod sample;
 mod step;
 
 use kit::Kit;
@@ -14,8 +20,17 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 type Checks = fn(&mut Kit) -> Result<(), atom_cuda::CudaError>;
 
-const FAMILIES: &[(&str, Checks)] =
-    &[("step", step::checks), ("blas", blas::checks), ("attend", attend::checks)];
+const FAMILIES: &[(&str, Checks)] = &[
+    ("step", step::checks),
+    ("blas", blas::checks),
+    ("rows", rows::checks),
+    ("norm", norm::checks),
+    ("rope", rope::checks),
+    ("route", route::checks),
+    ("attend", attend::checks),
+    ("experts", experts::checks),
+    ("sample", sample::checks),
+];
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();

@@ -113,6 +113,11 @@ impl AttendKernels {
         }
     }
 
+    /// Whether spans of many rows go by tiles.
+    pub fn has_tiles(&self) -> bool {
+        self.tiles.is_some()
+    }
+
     /// What is to be loaded.
     pub fn programs(&self) -> Vec<Program> {
         let mut programs = vec![Program::plain("attend_simple")];

@@ -1,7 +1,9 @@
-//! The beginning of a step.
+//! The beginning of a step, and biases of products.
 
+use crate::element::Element;
 use crate::error::CudaError;
 use crate::kernels::Queue;
+use crate::launch::rows::{RowExtent, bytes};
 use crate::memory::Address;
 use crate::module::Launch;
 
@@ -20,4 +22,23 @@ pub unsafe fn update_tables(
     let launch = Launch::new(4, 256);
     // SAFETY: the caller's.
     unsafe { queue.launch("step", "update_tables", launch, &[header.into(), updates.into(), tables.into()]) }
+}
+
+/// `out += bias` for every real row.
+///
+/// # Safety
+/// `out` has the rows of `extent`, `width` of `element` each; `bias` has `width` f32.
+pub unsafe fn add_bias(
+    queue: &Queue<'_>,
+    element: Element,
+    out: Address,
+    bias: Address,
+    width: usize,
+    extent: RowExtent,
+) -> Result<(), CudaError> {
+    let words = extent.words();
+    let args = [out.into(), bias.into(), (width as u32).into(), bytes(&words)];
+    let launch = Launch::new(extent.capacity() as u32, 256).overlapping();
+    // SAFETY: the caller's.
+    unsafe { queue.launch("weights", &format!("add_bias_{}", element.suffix()), launch, &args) }
 }
