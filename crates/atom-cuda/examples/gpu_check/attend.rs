@@ -44,7 +44,7 @@ pub(crate) fn checks(kit: &mut Kit) -> Result<(), CudaError> {
             };
             let world = World::new(kit, shape, mix, Element::BF16)?;
             check_all(kit, &world)?;
-            if turn % 3 == 0 {
+            if turn.is_multiple_of(3) {
                 let world = World::new(kit, shape, mix, Element::F32)?;
                 check_simple(kit, &world)?;
             }
