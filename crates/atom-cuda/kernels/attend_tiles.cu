@@ -23,7 +23,7 @@
 // last box, may be anything: they reach no sum that is stored.
 
 #include "dependent.cuh"
-#include "hopper.cuh"
+#include "hopper_attend.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
