@@ -19,7 +19,8 @@
 // warpgroups hold 64 of them each, go through blocks of KEYS absolute positions, last to first, and take turns on
 // the tensor cores: while one multiplies, the other takes exponentials. A block that a row may not see leaves its
 // sums as they are, to the bit; so a row's result depends on its own position and not on its tile.
-// Positions at or behind the tile's end are never read: their pages may be anyone's.
+// Pages behind the tile's end are never read. What its last page holds behind the end, and rows of qkv that fill up the
+// last box, may be anything: they reach no sum that is stored.
 
 #include "dependent.cuh"
 #include "hopper_attend.cuh"

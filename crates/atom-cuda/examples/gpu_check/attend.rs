@@ -44,7 +44,7 @@ pub(crate) fn checks(kit: &mut Kit) -> Result<(), CudaError> {
             };
             let world = World::new(kit, shape, mix, Element::BF16)?;
             check_all(kit, &world)?;
-            if turn % 3 == 0 {
+            if turn.is_multiple_of(3) {
                 let world = World::new(kit, shape, mix, Element::F32)?;
                 check_simple(kit, &world)?;
             }
@@ -283,6 +283,11 @@ fn check_all(kit: &mut Kit, world: &World) -> Result<(), CudaError> {
     let Some(spec) = kernels.work(world.heads.window, false) else { return Ok(()) };
     let out = run(kit, world, &kernels, spec, &world.spans)?;
     judge(kit, world, "tiles and pieces", &out)?;
+
+    if spec.window > 0 {
+        let out = run(kit, world, &kernels, WorkSpec { window: 0, ..spec }, &world.spans)?;
+        judge(kit, world, "lists of a wider window", &out)?;
+    }
 
     // One order of sums: whatever the chunks, whoever else is in the step.
     let one_order = kernels.work(world.heads.window, true).expect("there are kernels for lists");
