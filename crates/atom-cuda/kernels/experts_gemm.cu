@@ -1,12 +1,14 @@
 // Op::Experts for many rows (prefill): grouped products on wgmma, sm_90a, bf16.
 //
-//   experts_plan (tile_rows = 320, granule = 16), then
+// Definition: CLUSTER. 2: compute bound, tile_rows = 320. 1: a block fetches all for itself, more of it ahead, for so few
+// choices that reading the weights is the time; tile_rows = 64.
+//   experts_plan (tile_rows, granule = 16), then
 //   experts_gemm_gate_bf16   gated[position, w] = silu(gate . x) * (up . x), positions in sorted order
 //   experts_gemm_down_bf16   y[slot] = down gated[position], unweighted, [rows * top_k, hidden] by slot
 //   and, if it sums, experts_combine_bf16_* over y; if not, y is the output.
 //
-// Both: grid = multiprocessors of the device rounded down to even (clusters of 2), block 384, dynamic shared memory 231488
-// bytes. hidden and width multiples of 8.
+// Both: grid = multiprocessors of the device rounded down to a multiple of CLUSTER, block 384, dynamic shared memory 231488
+// bytes (CLUSTER 1: 223312). hidden and width multiples of 8.
 // Tensor maps: bf16, SWIZZLE_128B, element strides 1, no interleave, zeros outside; innermost first:
 //   gate_up  dims {hidden, 8, 2, width / 8, held}, strides in bytes {2 hidden, 2 width hidden, 16 hidden, 4 width hidden},
 //            box {64, 8, 2, 8, 1}
@@ -14,8 +16,8 @@
 //   gated    dims {width, rows * top_k}, strides {2 width}, box {64, 8}
 // Scratch: plan (see there), gated rows * top_k * width * 2 bytes, y rows * top_k * hidden * 2 bytes.
 //
-// Weights are operand A: 256 weight rows of a cluster, which each of its two blocks fetches half of for both. Choices are
-// operand B: up to 320 of a tile, half for each block, in steps of 8, so that few of the columns computed are nobody's.
+// Weights are operand A: 256 weight rows of a cluster, of which each of two blocks fetches half for both. Choices are
+// operand B: a tile's, half for each block, in steps of 8, so that few of the columns computed are nobody's.
 // (A block that fetches everything for itself is bound by the L2 cache: 513 TFLOP/s at 6.4 TB/s.) Rows of A alternate
 // between 8 of gate and 8 of up, so a lane holds both values of a column and the activation costs no exchange. Warpgroup 0
 // fetches (weights by TMA; rows of x, which lie anywhere, by cp.async), 1 and 2 multiply 128 weight rows each. A sum runs
@@ -25,14 +27,14 @@
 #include "experts_choices.cuh"
 #include "hopper.cuh"
 
-constexpr int STAGES = 4;
+constexpr int STAGES = CLUSTER == 2 ? 4 : 5;
 constexpr int TILE = 256;            // weight rows of a cluster
 constexpr int A_BYTES = TILE * 128;  // 64 values along K
-constexpr int SHARE = 160;           // choices of a block
+constexpr int SHARE = CLUSTER == 2 ? 160 : 64; // choices of a block
 constexpr int STAGE_BYTES = A_BYTES + SHARE * 128;
 constexpr int STAGING_BYTES = 18432;
 constexpr int BARRIERS = STAGES * STAGE_BYTES + STAGING_BYTES;
-constexpr int WARPS = 16; // that release a stage: the consumers of both blocks
+constexpr int WARPS = 8 * CLUSTER; // that release a stage: the consumers of all blocks
 
 extern __shared__ __align__(1024) u8 gemm_shared[];
 
@@ -50,9 +52,9 @@ struct Ring {
     __device__ __forceinline__ u32 b(u32 stage) const { return base + stage * STAGE_BYTES + A_BYTES; }
     __device__ __forceinline__ u32 full(u32 stage) const { return base + BARRIERS + stage * 8; }
     __device__ __forceinline__ u32 empty(u32 stage) const { return base + BARRIERS + (STAGES + stage) * 8; }
-    /// One lane of each warp for both blocks, since both fetch for both.
+    /// One lane of each warp for each block, since all fetch for all.
     __device__ __forceinline__ void release(u32 stage) const {
-        if (threadIdx.x % 32 < 2) barrier_arrive_there(cluster_address(empty(stage), threadIdx.x % 32));
+        if (threadIdx.x % 32 < CLUSTER) barrier_arrive_there(cluster_address(empty(stage), threadIdx.x % 32));
     }
 };
 
@@ -67,7 +69,7 @@ struct Part {
     u32 expert, first, count;
     int n;
     __device__ __forceinline__ Part(uint4 tile, u32 rank) {
-        u32 half = ((tile.z + 1) / 2 + 7) / 8 * 8;
+        u32 half = ((tile.z + CLUSTER - 1) / CLUSTER + 7) / 8 * 8;
         expert = tile.x;
         first = tile.y + rank * half;
         count = rank ? tile.z - min(tile.z, half) : min(tile.z, half);
@@ -106,8 +108,10 @@ __device__ __forceinline__ void multiply_any(int n, float (&d)[2][WGMMA_REGISTER
 #define CASE(N) \
     case N: multiply<8 * N, IS_GATHERED>(d, ring, at, blocks, warpgroup); break;
         default: // nobody's part: the other block still needs this one's half of A
-        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10)
-        CASE(11) CASE(12) CASE(13) CASE(14) CASE(15) CASE(16) CASE(17) CASE(18) CASE(19) CASE(20)
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+#if CLUSTER == 2
+        CASE(9) CASE(10) CASE(11) CASE(12) CASE(13) CASE(14) CASE(15) CASE(16) CASE(17) CASE(18) CASE(19) CASE(20)
+#endif
 #undef CASE
     }
 }
@@ -137,8 +141,10 @@ struct GateJob {
             barrier_wait(ring.empty(at.stage), at.phase ^ 1);
             if (thread == 0) {
                 barrier_expect(ring.full(at.stage), A_BYTES);
-                u32 a = ring.a(at.stage) + rank * (A_BYTES / 2);
-                tma_multicast_5d(a, matrix, ring.full(at.stage), 3, k, 0, 0, m * (COLUMNS / 8) + rank * (COLUMNS / 16), part.expert);
+                for (int half = rank; half < 2; half += CLUSTER) {
+                    u32 a = ring.a(at.stage) + half * (A_BYTES / 2);
+                    tma_load_5d<CLUSTER>(a, matrix, ring.full(at.stage), k, 0, 0, m * (COLUMNS / 8) + half * (COLUMNS / 16), part.expert);
+                }
             }
             const bf16* from = x + k + chunk * 8;
             bool inside = k + chunk * 8 < inputs;
@@ -160,6 +166,7 @@ struct GateJob {
         auto pair = [](const float* d) { return pack_bf16(silu(d[0]) * d[2], silu(d[1]) * d[3]); };
         store_transposed_x4(at, pair(low), pair(high), pair(low + 4), pair(high + 4));
     }
+    static constexpr bool IS_SCATTERED = false;
     __device__ __forceinline__ bf16* output(u32 position, int column) const { return gated + (u64)position * outputs + column; }
 };
 
@@ -183,7 +190,8 @@ struct DownJob {
             barrier_wait(ring.empty(at.stage), at.phase ^ 1);
             if (lane == 0) {
                 barrier_expect(full, A_BYTES + part.n * 128);
-                tma_multicast_3d(ring.a(at.stage) + rank * (A_BYTES / 2), matrix, full, 3, k, m * TILE + rank * (TILE / 2), part.expert);
+                for (int half = rank; half < 2; half += CLUSTER)
+                    tma_load_3d<CLUSTER>(ring.a(at.stage) + half * (A_BYTES / 2), matrix, full, k, m * TILE + half * (TILE / 2), part.expert);
             }
             __syncwarp();
             if (lane * 8 < part.n) tma_load_2d(ring.b(at.stage) + lane * 1024, gated, full, k, part.first + lane * 8);
@@ -200,7 +208,22 @@ struct DownJob {
             at += 8 * (ROW_BYTES + 16);
         }
     }
-    __device__ __forceinline__ bf16* output(u32 position, int column) const { return y + (u64)plan.slots[position] * outputs + column; }
+    static constexpr bool IS_SCATTERED = true;
+    __device__ __forceinline__ bf16* output(u32 slot, int column) const { return y + (u64)slot * outputs + column; }
+};
+
+/// Where a part's outputs go, a lane every 32nd choice: known before the products, so that no store waits for it.
+template <bool IS_SCATTERED> struct Targets {
+    u32 at[(SHARE + 31) / 32];
+    __device__ __forceinline__ Targets(const Plan& plan, const Part& part) {
+#pragma unroll
+        for (int i = 0; i < (SHARE + 31) / 32; i++) {
+            u32 place = i * 32 + threadIdx.x % 32;
+            at[i] = place < part.count ? IS_SCATTERED ? plan.slots[part.first + place] : part.first + place : 0;
+        }
+    }
+    /// Of choice `base + more`, `more` < 32 - base % 32.
+    __device__ __forceinline__ u32 of(int base, int more) const { return __shfl_sync(0xffffffffu, at[base / 32], base % 32 + more); }
 };
 
 /// A warpgroup's results through two buffers in shared memory, so that each choice's columns go out together. The stores
@@ -208,11 +231,11 @@ struct DownJob {
 /// tile.) `buffer` alternates over all chunks of the kernel: who passes a chunk's barrier is done with the one before.
 template <typename Job>
 __device__ __forceinline__ void write_out(const Job& job, const float (&d)[2][WGMMA_REGISTERS], u8* staging, int& buffer, const Part& part,
-                                          int column, int id) {
+                                          const Targets<Job::IS_SCATTERED>& targets, int column, int id) {
     constexpr int STRIDE = Job::ROW_BYTES + 16, PER = Job::CHUNK / 16, PIECES = Job::ROW_BYTES / 16, TURNS = Job::CHUNK * PIECES / 128;
     int thread = threadIdx.x % 128, piece = thread % PIECES;
     bool inside = column + piece * 8 < job.outputs;
-    bf16* to[TURNS];
+    bf16* to[TURNS] = {};
 #pragma unroll
     for (int i = 0; i < SHARE / 16; i++) {
         if (i * 16 >= part.n) break;
@@ -220,8 +243,10 @@ __device__ __forceinline__ void write_out(const Job& job, const float (&d)[2][WG
         if (i % PER == 0) {
 #pragma unroll
             for (int turn = 0; turn < TURNS; turn++) {
-                int place = i * 16 + turn * (128 / PIECES) + thread / PIECES;
-                to[turn] = inside && place < part.count ? job.output(part.first + place, column + piece * 8) : nullptr;
+                int base = i * 16 + turn * (128 / PIECES), more = thread / PIECES;
+                if (base >= SHARE) continue;
+                u32 target = targets.of(base, more);
+                to[turn] = inside && base + more < part.count ? job.output(target, column + piece * 8) : nullptr;
             }
         }
         job.stage(smem(at) + i % PER * 16 * STRIDE, d[0] + 8 * i, d[1] + 8 * i);
@@ -238,7 +263,7 @@ __device__ __forceinline__ void write_out(const Job& job, const float (&d)[2][WG
 template <typename Job> __device__ __forceinline__ void grouped(const Job& job) {
     Ring ring{smem(gemm_shared)};
     int warpgroup = threadIdx.x / 128;
-    u32 rank = cluster_rank(), cluster = blockIdx.x / 2, clusters = gridDim.x / 2;
+    u32 rank = cluster_rank(), cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
     if (threadIdx.x == 0) {
         tma_prefetch_map(job.matrix);
         for (int i = 0; i < STAGES; i++) {
@@ -266,22 +291,23 @@ template <typename Job> __device__ __forceinline__ void grouped(const Job& job) 
 #pragma unroll 1
         for (int item = cluster; item < items; item += clusters) {
             Part part(job.plan.tiles[item / across], rank);
+            Targets<Job::IS_SCATTERED> targets(job.plan, part);
             multiply_any<Job::IS_GATHERED>(part.n, d, ring, at, (job.inputs + 63) / 64, warpgroup);
             int column = item % across * Job::COLUMNS + warpgroup * (Job::COLUMNS / 2);
-            write_out(job, d, staging, buffer, part, column, 1 + warpgroup);
+            write_out(job, d, staging, buffer, part, targets, column, 1 + warpgroup);
         }
     }
     __syncwarp();
     cluster_meet(); // the other block may still release stages here
 }
 
-extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
     experts_gemm_gate_bf16(const __grid_constant__ TensorMap gate_up, const bf16* x, bf16* gated, const u32* counts, const uint4* tiles,
                            const u32* slots, int hidden, int width, int top_k) {
     grouped(GateJob{gate_up, x, gated, {counts, tiles, slots}, hidden, width, top_k});
 }
 
-extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
     experts_gemm_down_bf16(const __grid_constant__ TensorMap down, const __grid_constant__ TensorMap gated, bf16* y, const u32* counts,
                            const uint4* tiles, const u32* slots, int hidden, int width) {
     grouped(DownJob{down, gated, y, {counts, tiles, slots}, width, hidden});

@@ -20,7 +20,6 @@ constexpr int GATE_WARPS = 8; // along K: 16 weight rows (8 gate, 8 up) a unit
 constexpr int DOWN_WARPS = 4; // along K: 32 weight rows a unit, since width is short
 
 struct GateJob {
-    static constexpr bool HALF = false;
     static constexpr bool WEIGHTS_FIRST = false; // the plan says which
     const bf16* x;
     const bf16* matrix;
@@ -32,13 +31,12 @@ struct GateJob {
 
     __device__ __forceinline__ int per_tile() const { return (width + 7) / 8; }
     __device__ __forceinline__ int units() const { return counts[1] * per_tile(); }
-    __device__ __forceinline__ bool has_rows() const { return true; } // else there is no tile
     __device__ __forceinline__ int tile_of(int unit) const { return unit / per_tile(); }
     __device__ __forceinline__ int tile_rows(int tile) const { return tiles[tile].z; }
     template <bool ASYNC> __device__ __forceinline__ void load_inputs(int tile, u32 to) const {
         uint4 at = tiles[tile];
-        for (int row = threadIdx.x / 32; row < (at.z + 7) / 8 * 8; row += 8)
-            load_input_row<ASYNC>(row < at.z ? x + (u64)(slots[at.y + row] / top_k) * inputs : nullptr, to, inputs, row);
+        for (int row = threadIdx.x / 32; row < at.z; row += 8)
+            load_input_row<ASYNC>(x + (u64)(slots[at.y + row] / top_k) * inputs, to, inputs, row);
     }
     /// A unit has 8 columns: their gate rows are the low 8 rows of the MMA, their up rows the high 8.
     __device__ __forceinline__ WeightRows weights(int unit, int, int g) const {
@@ -57,7 +55,6 @@ struct GateJob {
 };
 
 template <typename Y> struct DownJob {
-    static constexpr bool HALF = false;
     static constexpr bool WEIGHTS_FIRST = true; // experts_small_gate, right before, waited for the plan
     const bf16* gated;
     const bf16* matrix;
@@ -70,13 +67,12 @@ template <typename Y> struct DownJob {
 
     __device__ __forceinline__ int per_tile() const { return (hidden + ROWS - 1) / ROWS; }
     __device__ __forceinline__ int units() const { return counts[1] * per_tile(); }
-    __device__ __forceinline__ bool has_rows() const { return true; } // else there is no tile
     __device__ __forceinline__ int tile_of(int unit) const { return unit / per_tile(); }
     __device__ __forceinline__ int tile_rows(int tile) const { return tiles[tile].z; }
     template <bool ASYNC> __device__ __forceinline__ void load_inputs(int tile, u32 to) const {
         uint4 at = tiles[tile];
-        for (int row = threadIdx.x / 32; row < (at.z + 7) / 8 * 8; row += 8)
-            load_input_row<ASYNC>(row < at.z ? gated + (u64)(at.y + row) * inputs : nullptr, to, inputs, row);
+        for (int row = threadIdx.x / 32; row < at.z; row += 8)
+            load_input_row<ASYNC>(gated + (u64)(at.y + row) * inputs, to, inputs, row);
     }
     __device__ __forceinline__ WeightRows weights(int unit, int group, int g) const {
         int row = unit % per_tile() * ROWS + group * 16 + g;

@@ -62,21 +62,33 @@ __device__ __forceinline__ void tma_load_2d(u32 to, const TensorMap& map, u32 ba
                  "l"(&map), "r"(barrier), "r"(c0), "r"(c1)
                  : "memory");
 }
-/// To the same place of every block of the cluster that `blocks` has a bit for; each one's barrier hears of it.
-__device__ __forceinline__ void tma_multicast_3d(u32 to, const TensorMap& map, u32 barrier, u16 blocks, int c0, int c1, int c2) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5, %6}], "
-        "[%2], %3;" ::"r"(to),
-        "l"(&map), "r"(barrier), "h"(blocks), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
+/// To the same place of every block of a cluster of BLOCKS; each one's barrier hears of it.
+template <int BLOCKS>
+__device__ __forceinline__ void tma_load_3d(u32 to, const TensorMap& map, u32 barrier, int c0, int c1, int c2) {
+    if (BLOCKS == 1)
+        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+                     "l"(&map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2)
+                     : "memory");
+    else
+        asm volatile(
+            "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5, %6}], "
+            "[%2], %3;" ::"r"(to),
+            "l"(&map), "r"(barrier), "h"((u16)((1 << BLOCKS) - 1)), "r"(c0), "r"(c1), "r"(c2)
+            : "memory");
 }
-__device__ __forceinline__ void tma_multicast_5d(u32 to, const TensorMap& map, u32 barrier, u16 blocks, int c0, int c1, int c2, int c3,
-                                                 int c4) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5, %6, %7, %8}], "
-        "[%2], %3;" ::"r"(to),
-        "l"(&map), "r"(barrier), "h"(blocks), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-        : "memory");
+template <int BLOCKS>
+__device__ __forceinline__ void tma_load_5d(u32 to, const TensorMap& map, u32 barrier, int c0, int c1, int c2, int c3, int c4) {
+    if (BLOCKS == 1)
+        asm volatile(
+            "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(to),
+            "l"(&map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+            : "memory");
+    else
+        asm volatile(
+            "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5, %6, %7, "
+            "%8}], [%2], %3;" ::"r"(to),
+            "l"(&map), "r"(barrier), "h"((u16)((1 << BLOCKS) - 1)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+            : "memory");
 }
 __device__ __forceinline__ void tma_prefetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");

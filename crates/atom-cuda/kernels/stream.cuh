@@ -44,13 +44,13 @@ __device__ __forceinline__ void store_input(u32 inputs_at, int inputs, int row, 
                  : "memory");
 }
 
-/// One row of a tile as it is, by one warp; zeros if `from` is null, and behind the inputs. ASYNC: by cp.async, which the
-/// caller commits and waits for.
-template <bool ASYNC = false> __device__ __forceinline__ void load_input_row(const bf16* from, u32 inputs_at, int inputs, int row) {
+/// One row of a tile as it is, by one warp; zeros behind the inputs. ASYNC: by cp.async, which the caller commits and waits
+/// for.
+template <bool ASYNC> __device__ __forceinline__ void load_input_row(const bf16* from, u32 inputs_at, int inputs, int row) {
     int chunks = (inputs + 127) / 128 * 16;
 #pragma unroll 8
     for (int chunk = threadIdx.x % 32; chunk < chunks; chunk += 32) {
-        bool valid = from && chunk * 8 < inputs;
+        bool valid = chunk * 8 < inputs;
         if (ASYNC && valid) {
             cp_async16(inputs_at + row * stream_row_bytes(inputs) + chunk * 16, from + chunk * 8, true);
             continue;
@@ -83,18 +83,17 @@ template <int KW, int AHEAD, typename Job> struct Stream {
         if (unit < end) rows = job.weights(unit, group(), lane() / 4);
     }
 
-    /// Blocks of BLOCK inputs that are this warp's.
-    static constexpr int BLOCK = Job::HALF ? 128 : 64;
-    __device__ __forceinline__ int steps() const { return ((job.inputs + BLOCK - 1) / BLOCK - along() + KW - 1) / KW; }
+    /// Blocks of 64 inputs that are this warp's.
+    __device__ __forceinline__ int steps() const { return ((job.inputs + 63) / 64 - along() + KW - 1) / KW; }
 
     __device__ __forceinline__ void fetch() {
         if (unit < end && steps() > 0) {
-            int k = (along() + step * KW) * BLOCK + lane() % 4 * 8;
+            int k = (along() + step * KW) * 64 + lane() % 4 * 8;
             u32 to = ring + slot * (STREAM_THREADS * 64);
 #pragma unroll
             for (int j = 0; j < 4; j++, to += STREAM_THREADS * 16) {
-                const bf16* row = Job::HALF || j % 2 == 0 ? rows.low : rows.high;
-                int at = k + (Job::HALF ? j : j / 2) * 32;
+                const bf16* row = j % 2 == 0 ? rows.low : rows.high;
+                int at = k + j / 2 * 32;
                 bool valid = row && at < job.inputs;
                 cp_async16(to, valid ? row + at : job.matrix, valid);
             }
@@ -108,7 +107,13 @@ template <int KW, int AHEAD, typename Job> struct Stream {
     }
 };
 
-/// Dynamic shared memory: ring, sums, rows of x. host: stream_bytes(NT, AHEAD, inputs) in the head of each user.
+/// All units of this block's share. Dynamic shared memory: the ring, AHEAD * 16384 bytes; sums, NT * 8192; rows of x,
+/// stream_row_bytes(inputs) for each that a tile may have.
+///
+/// A Job says: `matrix` (any address that may be read), `inputs`; units() in all, their order being that of their tiles;
+/// tile_of(unit); tile_rows(tile), at most 8 NT; load_inputs<ASYNC>(tile, to); weights(unit, group, row of 8);
+/// store(unit, tile, group, row, row of 8, sums of two rows of x: low and high weight row of each);
+/// WEIGHTS_FIRST: whether weights(..) needs nothing that the kernel in front writes.
 template <int KW, int NT, int AHEAD, typename Job> __device__ __forceinline__ void stream_products(const Job& job, u8* shared) {
     constexpr int GROUPS = 8 / KW;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -132,7 +137,6 @@ template <int KW, int NT, int AHEAD, typename Job> __device__ __forceinline__ vo
     for (int i = 0; i < AHEAD - 1; i++) stream.fetch();
     if (Job::WEIGHTS_FIRST) wait_for_kernels_before();
     let_next_kernel_start();
-    if (!job.has_rows()) end = begin;
     if (!Job::WEIGHTS_FIRST) {
         cp_async_wait<AHEAD - 1>();
         __syncthreads();
@@ -156,16 +160,16 @@ template <int KW, int NT, int AHEAD, typename Job> __device__ __forceinline__ vo
             for (int j = 0; j < 4; j++) a[j] = load_shared16(a_at + j * STREAM_THREADS * 16);
             slot = slot + 1 == AHEAD ? 0 : slot + 1;
             stream.fetch();
-            u32 b_k = b_at + (along + step * KW) * (Job::HALF ? 256 : 128);
+            u32 b_k = b_at + (along + step * KW) * 128;
 #pragma unroll
             for (int n = 0; n < NT; n++) {
                 if (n * 8 >= tile_count) break;
 #pragma unroll
-                for (int j = 0; j < (Job::HALF ? 4 : 2); j++) {
-                    uint4 b = load_shared16(b_k + n * 8 * stream_row_bytes(job.inputs) + j * 64);
-                    const uint4 low = a[Job::HALF ? j : 2 * j], high = Job::HALF ? make_uint4(0, 0, 0, 0) : a[2 * j + 1];
-                    mma16816(acc[n], low.x, high.x, low.y, high.y, b.x, b.y);
-                    mma16816(acc[n], low.z, high.z, low.w, high.w, b.z, b.w);
+                for (int j = 0; j < 2; j++) {
+                    uint4 b = make_uint4(0, 0, 0, 0); // rows that are nobody's have no place in shared memory
+                    if (n * 8 + lane / 4 < tile_count) b = load_shared16(b_k + n * 8 * stream_row_bytes(job.inputs) + j * 64);
+                    mma16816(acc[n], a[2 * j].x, a[2 * j + 1].x, a[2 * j].y, a[2 * j + 1].y, b.x, b.y);
+                    mma16816(acc[n], a[2 * j].z, a[2 * j + 1].z, a[2 * j].w, a[2 * j + 1].w, b.z, b.w);
                 }
             }
         }

@@ -67,7 +67,7 @@ sources! {
     "experts_plan" &[&[]];
     "experts_few" &[&["DEPTH=4"], &["DEPTH=6"]];
     "experts_small" &[&["ROW_TILES=1", "DEPTH=4"], &["ROW_TILES=2", "DEPTH=4"]];
-    "experts_gemm" &[&[]];
+    "experts_gemm" &[&["CLUSTER=1"], &["CLUSTER=2"]];
     "sample" &[&[]];
     "sample_finish" &[&[]];
     "sample_load" &[&[]];

@@ -64,7 +64,8 @@ fn check(kit: &mut Kit, case: &Case) -> Result<(), CudaError> {
         run(kit, case, Element::BF16, few(6))?;
     }
     if kit.device.properties().capability == (9, 0) {
-        run(kit, case, Element::BF16, ExpertsPath::Grouped)?;
+        run(kit, case, Element::BF16, ExpertsPath::Grouped { cluster: 1 })?;
+        run(kit, case, Element::BF16, ExpertsPath::Grouped { cluster: 2 })?;
     }
     Ok(())
 }
@@ -104,7 +105,7 @@ fn run(kit: &mut Kit, case: &Case, element: Element, path: ExpertsPath) -> Resul
             sums,
         };
         let maps = match path {
-            ExpertsPath::Grouped => Some(ExpertsMaps::new(&kit.device, &shape, &arrays)?),
+            ExpertsPath::Grouped { .. } => Some(ExpertsMaps::new(&kit.device, &shape, &arrays)?),
             _ => None,
         };
         // SAFETY: the arrays have the shape's sizes and live until the output is read back.

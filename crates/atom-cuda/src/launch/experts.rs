@@ -48,7 +48,10 @@ pub enum ExpertsPath {
         depth: usize,
     },
     /// Grouped products on compute capability 9.0.
-    Grouped,
+    Grouped {
+        /// Blocks that share their weights: 2 where products are the time, 1 where reading the weights is.
+        cluster: usize,
+    },
 }
 
 /// A shape with its kernels.
@@ -127,8 +130,8 @@ impl Experts {
             ExpertsPath::Small { row_tiles, depth } => {
                 vec![Program::plain("experts_plan"), small_program(row_tiles, depth)]
             }
-            ExpertsPath::Grouped => {
-                vec![Program::plain("experts_plan"), Program::plain("experts_gemm")]
+            ExpertsPath::Grouped { cluster } => {
+                vec![Program::plain("experts_plan"), grouped_program(cluster)]
             }
         }
     }
@@ -155,9 +158,9 @@ impl Experts {
                 ExpertsPath::Simple => self.simple(queue, arrays),
                 ExpertsPath::Few { depths } => self.few(queue, arrays, depths),
                 ExpertsPath::Small { row_tiles, depth } => self.small(queue, arrays, row_tiles, depth),
-                ExpertsPath::Grouped => {
+                ExpertsPath::Grouped { cluster } => {
                     let maps = maps.expect("whoever records grouped products made their maps");
-                    self.grouped(queue, arrays, maps)
+                    self.grouped(queue, arrays, maps, cluster)
                 }
             }
         }
@@ -285,12 +288,13 @@ impl Experts {
         queue: &Queue<'_>,
         a: &ExpertsArrays,
         maps: &ExpertsMaps,
+        cluster: usize,
     ) -> Result<(), CudaError> {
         let (s, w) = (&self.shape, self.workspace().at(a.workspace));
         assert!(a.sums || a.out_element == Element::BF16, "single outputs of grouped products are bf16");
-        // Clusters of two, see the kernel.
-        let blocks = queue.processors() / 2 * 2;
-        let launch = Launch::new(blocks, 384).shared(GROUPED_SHARED).overlapping();
+        let blocks = queue.processors() / cluster as u32 * cluster as u32;
+        let launch = Launch::new(blocks, 384).shared(grouped_shared(cluster)).overlapping();
+        let program = grouped_program(cluster);
         let (hidden, width) = (int(s.hidden), int(s.width));
         let (counts, tiles, slots) = (w.counts.into(), w.tiles.into(), w.slots.into());
         let y = if a.sums { w.y } else { a.out };
@@ -309,9 +313,9 @@ impl Experts {
             [(&maps.down).into(), (&maps.gated).into(), y.into(), counts, tiles, slots, hidden, width];
         // SAFETY: the caller's.
         unsafe {
-            self.plan(queue, a, GROUPED_TILE, 16)?;
-            queue.launch("experts_gemm", "experts_gemm_gate_bf16", launch, &gate_args)?;
-            queue.launch("experts_gemm", "experts_gemm_down_bf16", launch, &down_args)?;
+            self.plan(queue, a, grouped_tile(cluster), 16)?;
+            queue.launch_of(&program, "experts_gemm_gate_bf16", launch, &gate_args)?;
+            queue.launch_of(&program, "experts_gemm_down_bf16", launch, &down_args)?;
             if a.sums { self.combine(queue, a, y, Element::BF16) } else { Ok(()) }
         }
     }
@@ -384,7 +388,7 @@ impl Experts {
                 return Workspace { counts: 0, tiles: 0, slots: 0, histogram: 0, y: 0, end: 0 };
             }
             ExpertsPath::Small { row_tiles, .. } => (8 * row_tiles, 4),
-            ExpertsPath::Grouped => (GROUPED_TILE, 2),
+            ExpertsPath::Grouped { cluster } => (grouped_tile(cluster), 2),
         };
         let mut end = 0;
         let mut place = |bytes: usize| {
@@ -435,15 +439,12 @@ impl ExpertsPath {
             return Self::Simple;
         }
         let room = gpu.shared_bytes_max as usize;
-        if shape.rows() <= FEW_ROWS && shape.choices() <= FEW_CHOICES {
-            let fitting =
-                [0, 1].map(|i| (3..=FEW_DEPTH).rev().find(|&depth| few_shared(shape, [depth; 2])[i] <= room));
-            if let [Some(gate), Some(down)] = fitting {
-                return Self::Few { depths: [gate, down] };
-            }
+        if let Some(depths) = few_depths(shape, room) {
+            return Self::Few { depths };
         }
         if gpu.capability == (9, 0) {
-            return Self::Grouped;
+            let is_read = shape.choices() <= GROUPED_READ * shape.held;
+            return Self::Grouped { cluster: if is_read { 1 } else { 2 } };
         }
         let inputs = shape.hidden.max(shape.width);
         let fits = |(row_tiles, depth): &(usize, usize)| stream_shared(*row_tiles, *depth, inputs) <= room;
@@ -497,15 +498,48 @@ fn small_program(row_tiles: usize, depth: usize) -> Program {
     Program::with("experts_small", &[&format!("ROW_TILES={row_tiles}"), &format!("DEPTH={depth}")])
 }
 
+fn grouped_program(cluster: usize) -> Program {
+    Program::with("experts_gemm", &[&format!("CLUSTER={cluster}")])
+}
+
+/// Choices of a tile of `experts_gemm.cu`.
+fn grouped_tile(cluster: usize) -> usize {
+    if cluster == 2 { 320 } else { 64 }
+}
+
+/// Dynamic shared memory of `experts_gemm.cu`.
+fn grouped_shared(cluster: usize) -> u32 {
+    if cluster == 2 { 231_488 } else { 223_312 }
+}
+
 /// Dynamic shared memory of a streaming kernel, see `stream.cuh`.
 fn stream_shared(row_tiles: usize, depth: usize, inputs: usize) -> usize {
-    depth * 16384 + row_tiles * 8192 + 8 * row_tiles * (inputs.div_ceil(128) * 256 + 64)
+    depth * 16384 + row_tiles * 8192 + 8 * row_tiles * stream_row(inputs)
+}
+
+/// One row of x in it.
+fn stream_row(inputs: usize) -> usize {
+    inputs.div_ceil(128) * 256 + 64
 }
 
 /// Dynamic shared memory of the two kernels in `experts_few.cu`.
 fn few_shared(shape: &ExpertsShape, depths: [usize; 2]) -> [usize; 2] {
     let plan = 12288 + 16 * shape.held;
-    [plan + stream_shared(1, depths[0], shape.hidden), plan + depths[1] * 24576 + 64 * shape.choices()]
+    let inputs = shape.rows().min(8) * stream_row(shape.hidden);
+    [plan + depths[0] * 16384 + 8192 + inputs, plan + depths[1] * 24576 + 64 * shape.choices()]
+}
+
+/// Depths of the rings in `experts_few.cu`, if a shape is for it: where both kernels' blocks fit on a multiprocessor at
+/// the same time, the second fetches weights while the first still runs.
+fn few_depths(shape: &ExpertsShape, room: usize) -> Option<[usize; 2]> {
+    let is_small = shape.rows() <= FEW_ROWS && shape.choices() <= FEW_CHOICES;
+    let is_read_once = shape.rows() <= 8 || shape.choices() <= FEW_EACH * shape.held;
+    if !is_small || !is_read_once {
+        return None;
+    }
+    let together = |depths: &[usize; 2]| few_shared(shape, *depths).iter().sum::<usize>() + 1024 <= room;
+    let apart = |i: usize| (3..=FEW_DEPTH).rev().find(|&depth| few_shared(shape, [depth; 2])[i] <= room);
+    [[4, 4]].into_iter().find(together).or_else(|| Some([apart(0)?, apart(1)?]))
 }
 
 /// Rows of a block of `experts_plan.cu`.
@@ -518,17 +552,17 @@ const HELD_MAX: usize = 1024;
 /// can't have more.
 const FEW_ROWS: usize = 64;
 
+/// Choices an expert up to which few experts have more than a tile of 8.
+const FEW_EACH: usize = 4;
+
 /// Deeper rings are no faster.
 const FEW_DEPTH: usize = 6;
 
 /// Each of a block's 256 threads has up to two choices.
 const FEW_CHOICES: usize = 512;
 
-/// Dynamic shared memory of `experts_gemm.cu`.
-const GROUPED_SHARED: u32 = 231_488;
-
-/// Choices of a tile of `experts_gemm.cu`.
-const GROUPED_TILE: usize = 320;
+/// Up to so many choices an expert, the time of grouped products is that of reading weights.
+const GROUPED_READ: usize = 64;
 
 #[cfg(test)]
 mod tests;

@@ -23,9 +23,14 @@ fn shape(rows: usize) -> ExpertsShape {
 fn the_bucket_decides_which_kernels_run() {
     let h200 = gpu((9, 0), 232_448);
     let path = |rows| Experts::new(shape(rows), &h200).path();
-    assert_eq!(path(1), ExpertsPath::Few { depths: [6, 6] });
+    assert_eq!(path(1), ExpertsPath::Few { depths: [4, 4] });
+    assert_eq!(path(32), ExpertsPath::Few { depths: [6, 6] });
     assert!(matches!(path(FEW_ROWS), ExpertsPath::Few { .. }));
-    assert_eq!(path(FEW_ROWS + 1), ExpertsPath::Grouped);
+    assert_eq!(path(FEW_ROWS + 1), ExpertsPath::Grouped { cluster: 1 });
+    assert_eq!(path(8192), ExpertsPath::Grouped { cluster: 2 });
+    let eight = |rows| Experts::new(ExpertsShape { held: 8, top_k: 2, ..shape(rows) }, &h200).path();
+    assert!(matches!(eight(16), ExpertsPath::Few { .. }));
+    assert_eq!(eight(64), ExpertsPath::Grouped { cluster: 1 }, "its experts have more than a tile each");
     let f32 = ExpertsShape { element: Element::F32, ..shape(1) };
     assert_eq!(Experts::new(f32, &h200).path(), ExpertsPath::Simple);
     let odd = ExpertsShape { width: 769, ..shape(1) };
@@ -44,9 +49,9 @@ fn kernels_fit_into_the_shared_memory_of_each_gpu() {
                     ExpertsPath::Small { row_tiles, depth } => {
                         stream_shared(row_tiles, depth, hidden.max(width))
                     }
-                    ExpertsPath::Grouped => {
+                    ExpertsPath::Grouped { cluster } => {
                         assert_eq!(capability, (9, 0), "its instructions are of that capability only");
-                        GROUPED_SHARED as usize
+                        grouped_shared(cluster) as usize
                     }
                 };
                 assert!(used <= room as usize, "{used} of {room} for {shape:?}");
@@ -57,12 +62,12 @@ fn kernels_fit_into_the_shared_memory_of_each_gpu() {
 
 #[test]
 fn parts_of_the_workspace_lie_apart() {
-    let experts = Experts::by(shape(8192), ExpertsPath::Grouped);
+    let experts = Experts::by(shape(8192), ExpertsPath::Grouped { cluster: 2 });
     let w = experts.workspace();
     let choices = 8192 * 8;
     let parts = [
         (w.counts, 8),
-        (w.tiles, 16 * (128 + choices / GROUPED_TILE)),
+        (w.tiles, 16 * (128 + choices / 320)),
         (w.slots, 4 * choices),
         (w.histogram, 4 * 32 * 128),
         (w.y, 2 * choices * 2048),
