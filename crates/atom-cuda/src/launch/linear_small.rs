@@ -64,9 +64,8 @@ struct Shape {
 /// More rows than this are for cuBLASLt, whose tiles read x less often.
 pub const SMALL_ROWS_MAX: usize = 16;
 
-/// Above this many rows a norm is better a kernel by itself: every block would do it again, from f32 (H200, layers of
-/// Qwen3-8B with 16 rows: 118 us with norms in products, 114 without; with 8 rows 101 and 103).
-const NORM_ROWS_MAX: usize = 8;
+/// Up to so many rows the kernel beats cuBLASLt at every size that was measured, or is within 2% of it.
+const ROWS_ALWAYS: usize = 8;
 
 /// Above 8 rows, products of more bytes that take nothing in are for cuBLASLt (H200, 16 rows: 32 MB 11.7 us here and
 /// 13.4 there, 50 MB 15.9 and 16.0, 128 MB 37.5 and 34.5).
@@ -83,11 +82,15 @@ impl SmallProduct {
             && self.shape(properties.processors, properties.shared_bytes_max).is_some()
     }
 
-    /// Whether it is faster here than by cuBLASLt.
+    /// Whether it is faster here than by cuBLASLt, with what it takes in. (H200, layers of Qwen3-8B without rope and
+    /// attention: 95, 98, 101, 117 us with 1, 4, 8, 16 rows, by cuBLASLt and kernels between 120, 121, 125, 121. With
+    /// norms as kernels of their own 16 rows took 114 to 131.)
     pub fn pays(&self) -> bool {
         let takes_in = matches!(self.out, SmallOut::Residual | SmallOut::GatedSilu);
-        self.rows <= NORM_ROWS_MAX
-            || !self.norms && (takes_in || 2 * self.inputs * self.outputs <= PLAIN_BYTES_MAX)
+        self.rows <= ROWS_ALWAYS
+            || self.norms
+            || takes_in
+            || 2 * self.inputs * self.outputs <= PLAIN_BYTES_MAX
     }
 
     /// What must be loaded for it. Panics if it isn't possible.
