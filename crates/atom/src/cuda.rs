@@ -17,7 +17,10 @@ pub(crate) fn choose(args: &EngineArgs) -> Result<Option<Gpu>> {
     let wanted = match args.device {
         Device::Cpu => false,
         Device::Cuda => true,
-        Device::Auto => args.cpu_flag().is_none() && Gpu::is_there(&search).context("looking for a GPU")?,
+        Device::Auto => {
+            args.cpu_flag().is_none()
+                && Gpu::is_there(&search).context("looking for a GPU (--device cpu leaves it alone)")?
+        }
     };
     if !wanted {
         ensure!(args.dtype == DTypeArg::Auto, "--dtype is for --device cuda: a CPU computes in f32");
