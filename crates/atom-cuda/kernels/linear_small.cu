@@ -20,7 +20,8 @@
 // two such blocks fit on a multiprocessor.
 //
 // Launch contract. inputs is a multiple of 8; x, W start on 16 bytes; block.x = 32 * WARPS; dynamic shared memory RING_KB
-// KiB, no more than a block's weights fill, so that several kernels of a chain find room at once. Any grid is right:
+// KiB. All kernels of a chain best ask for about the same: a multiprocessor that has to divide its memory anew between
+// two kernels can't hold both at once (rings cut to what a block's weights fill: up to 50% slower). Any grid is right:
 // outputs are given out in units of 8 (OUT 3: 8 pairs; outputs / 2 is a multiple of 8), see `each` and `extra`. `extent`
 // is that of x.
 #include "rows.cuh"
@@ -79,19 +80,16 @@ __device__ __forceinline__ void multiply(float (&sum)[4], u32 a0, u32 a1, u32 a2
 struct Weights {
     const char* from;
     const float* norm;
-    u64 tile_bytes, pair_bytes;
-    u32 to, end, step, steps, unit, last, last_of_lane, mine, tail_bytes;
+    u64 pair_bytes;
+    u32 tile_bytes, to, end, step, steps, unit, last, last_of_lane, mine, tail_bytes;
 
     __device__ __forceinline__ void ask() {
         if (unit >= last) return;
         u32 bytes = step + 1 < steps ? 16 : tail_bytes;
-        const char* tile = from;
 #pragma unroll
-        for (u32 j = 0; j < T; j++) {
+        for (u32 j = 0; j < T; j++)
             if (unit + j / PER < last_of_lane)
-                copy_16(to + j * THREADS * 16, PER == 2 && j % 2 ? tile + pair_bytes : tile, bytes);
-            if (j % PER == PER - 1) tile += tile_bytes;
-        }
+                copy_16(to + j * THREADS * 16, from + j / PER * tile_bytes + (j % PER ? pair_bytes : 0), bytes);
         if (NORM && threadIdx.x % 32 < 4) {
             u32 place = to + (W_PLACES + X_PLACES) * 16 - threadIdx.x * 16 + threadIdx.x / 32 * 128 + threadIdx.x % 4 * 32;
             const float* weights = norm + step * STEP + mine;
@@ -103,7 +101,7 @@ struct Weights {
         from += STEP * 2;
         if (++step == steps) {
             step = 0, unit += UNITS;
-            from += UNITS * tile_bytes - steps * STEP * 2;
+            from += (u64)(UNITS * tile_bytes) - steps * STEP * 2;
         }
     }
 };
@@ -159,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) linear_small(Linear l, 
     u64 row_bytes = (u64)l.inputs * 2;
     u32 start = (u32)__cvta_generic_to_shared(ring), end = start + DEPTH * PLACES * 16, own = threadIdx.x * 16;
     const char* from = reinterpret_cast<const char*>(l.weight) + (first * 8 + g) * row_bytes + mine * 2;
-    Weights weights = {from, l.norm_weight, 8 * row_bytes, columns * row_bytes, start + own, end + own, 0, steps, first,
+    Weights weights = {from, l.norm_weight, columns * row_bytes, 16 * l.inputs, start + own, end + own, 0, steps, first,
                        last, min(last, (columns + 7 - g) / 8), mine, tail_bytes};
 #pragma unroll
     for (u32 i = 0; i < DEPTH; i++) weights.ask(), commit();

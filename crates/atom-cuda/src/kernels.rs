@@ -55,9 +55,9 @@ sources! {
     "rope" &[&[]];
     "route" &[&[]];
     "linear_small" &[
-        &["ROWS_MAX=1", "RUN=4", "WARPS=8", "RING_KB=66", "NORM=0", "OUT=0"],
-        &["ROWS_MAX=2", "RUN=1", "WARPS=8", "RING_KB=40", "NORM=1", "OUT=1"],
-        &["ROWS_MAX=8", "RUN=3", "WARPS=8", "RING_KB=96", "NORM=0", "OUT=2"],
+        &["ROWS_MAX=1", "RUN=4", "WARPS=8", "RING_KB=111", "NORM=0", "OUT=0"],
+        &["ROWS_MAX=2", "RUN=1", "WARPS=8", "RING_KB=111", "NORM=1", "OUT=1"],
+        &["ROWS_MAX=8", "RUN=3", "WARPS=8", "RING_KB=106", "NORM=0", "OUT=2"],
         &["ROWS_MAX=16", "RUN=6", "WARPS=4", "RING_KB=60", "NORM=1", "OUT=3"],
     ];
     "attend_simple" &[&[]];

@@ -140,12 +140,10 @@ impl Scene<'_> {
             }
             Op::ScaleHeads { qkv, ref spec, sums, weights: (q, k), elements, eps } => {
                 let widths = self.heads(qkv, spec)?;
-                let weights = (self.vector(q, widths.q)?, self.vector(k, widths.k)?);
+                let weights = (self.vector(q, widths.q)?, self.vector(k, widths.k)?, eps);
                 let (element, at) = (self.element(qkv), (self.at(qkv), self.at(sums)));
                 // SAFETY: see above.
-                unsafe {
-                    norm::scale_heads(queue, element, at, weights, widths, elements, eps, self.real(qkv))
-                }?;
+                unsafe { norm::scale_heads(queue, element, at, weights, widths, elements, self.real(qkv)) }?;
             }
             Op::RotateAndCache { qkv, layer, qk_norm, ref spec } => {
                 self.rotate_and_cache(qkv, layer, qk_norm, spec)?;

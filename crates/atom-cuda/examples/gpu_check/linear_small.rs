@@ -99,8 +99,8 @@ fn one(kit: &mut Kit, product: SmallProduct, rows: &Rows) -> Result<(), CudaErro
             expected.extend(sums.iter().zip(before).map(|(y, &b)| y + f64::from(b)));
         }
     }
-    // With a norm in front the products' inputs are rounded to bf16 once more.
-    let bound = if norms { 6e-3 } else { bound(out_element) };
+    // With a norm in front the product's inputs are rounded to bf16 once more, and 8 of them don't even that out.
+    let bound = if norms { 1e-2 } else { bound(out_element) };
     rows.near(kit, &format!("{product:?}, bias {has_bias}"), &found, &expected, bound);
     Ok(())
 }

@@ -84,9 +84,9 @@ fn over_heads(
     let (elements, eps) = ((2 * q, 3 * k), 1e-5);
     let weights = (kit.random(q, 1.0), kit.random(k, 1.0));
     let memory = (kit.upload(&weights.0, Element::F32)?, kit.upload(&weights.1, Element::F32)?);
-    let (buffers, weight) = ((qkv.address(), sums.address()), (memory.0.address(), memory.1.address()));
+    let (buffers, weight) = ((qkv.address(), sums.address()), (memory.0.address(), memory.1.address(), eps));
     // SAFETY: as above.
-    unsafe { norm::scale_heads(&kit.queue(), element, buffers, weight, widths, elements, eps, rows.extent) }?;
+    unsafe { norm::scale_heads(&kit.queue(), element, buffers, weight, widths, elements, rows.extent) }?;
     let found = kit.download(&qkv, element)?;
     let scale = |x: &[f64], weight: &[f32], elements: usize| -> Vec<f64> {
         let root = (squares(x) / elements as f64 + f64::from(eps)).sqrt();

@@ -131,10 +131,9 @@ pub unsafe fn scale_heads(
     queue: &Queue<'_>,
     element: Element,
     (qkv, sums): (Address, Address),
-    (q_weight, k_weight): (Address, Address),
+    (q_weight, k_weight, eps): (Address, Address, f32),
     widths: HeadWidths,
     (q_elements, k_elements): (usize, usize),
-    eps: f32,
     extent: RowExtent,
 ) -> Result<(), CudaError> {
     let launch = Launch::new(extent.capacity() as u32, HEAD_THREADS).overlapping();
