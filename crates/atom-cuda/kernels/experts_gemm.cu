@@ -13,7 +13,7 @@
 //   gate_up  dims {hidden, 8, 2, width / 8, held}, strides in bytes {2 hidden, 2 width hidden, 16 hidden, 4 width hidden},
 //            box {64, 8, 2, 8, 1}
 //   down     dims {width, hidden, held}, strides {2 width, 2 hidden width}, box {64, 128, 1}
-//   gated    dims {width, rows * top_k}, strides {2 width}, box {64, 8}
+//   gated    dims {width, rows * top_k}, strides {2 width}, box {64, 32} for CLUSTER 2, {64, 8} for 1
 // Scratch: plan (see there), gated rows * top_k * width * 2 bytes, y rows * top_k * hidden * 2 bytes.
 //
 // Weights are operand A: 256 weight rows of a cluster, of which each of two blocks fetches half for both. Choices are
@@ -178,23 +178,24 @@ struct DownJob {
     int inputs, outputs;
     static constexpr int COLUMNS = TILE, CHUNK = 16, ROW_BYTES = 256;
     static constexpr int FULL_ARRIVALS = 1;
+    static constexpr int BOX = CLUSTER == 2 ? 32 : 8; // rows of gated that one instruction fetches
     static constexpr bool IS_GATHERED = false;
 
-    /// One warp: every lane may fetch 8 rows of gated.
+    /// One warp: every lane may fetch rows of gated. Those behind the part's come along and are nobody's.
     __device__ __forceinline__ void fetch(const Ring& ring, Place& at, const Part& part, int m, u32 rank) const {
         if (threadIdx.x >= 32) return;
-        int lane = threadIdx.x;
+        int lane = threadIdx.x, boxes = (part.n + BOX - 1) / BOX;
 #pragma unroll 1
         for (int k = 0; k < inputs; k += 64, at.next()) {
             u32 full = ring.full(at.stage);
             barrier_wait(ring.empty(at.stage), at.phase ^ 1);
             if (lane == 0) {
-                barrier_expect(full, A_BYTES + part.n * 128);
+                barrier_expect(full, A_BYTES + boxes * BOX * 128);
                 for (int half = rank; half < 2; half += CLUSTER)
                     tma_load_3d<CLUSTER>(ring.a(at.stage) + half * (A_BYTES / 2), matrix, full, k, m * TILE + half * (TILE / 2), part.expert);
             }
             __syncwarp();
-            if (lane * 8 < part.n) tma_load_2d(ring.b(at.stage) + lane * 1024, gated, full, k, part.first + lane * 8);
+            if (lane < boxes) tma_load_2d(ring.b(at.stage) + lane * BOX * 128, gated, full, k, part.first + lane * BOX);
         }
     }
     /// Columns 16 warp .. of both halves of this warpgroup's 128, of 16 choices.
