@@ -5,7 +5,7 @@
 //   grid   any number of blocks, best as many as are resident: two a multiprocessor, or one for a WIDTH of 256 (with
 //          SMALL_SHARED two if both fit); fixed when recorded
 //   block  WARPS * 32            WARPS  4; 2 for a WIDTH of 256 with SMALL_SHARED
-//   dynamic shared memory  WIDTH * (WARPS * STAGES * 64 + 64) + 640 bytes, and 16384 for a WIDTH of 256
+//   dynamic shared memory  WIDTH * (WARPS * STAGES * 64 + 32) + 640 bytes
 //                                STAGES 6, 3, 3 for a WIDTH of 64, 128, 256; with SMALL_SHARED 4, 2, 2
 //   header[ITEMS]  pieces in the list; none: every block returns at once
 //   pieces  see Piece; best longest first
@@ -23,9 +23,6 @@
 //
 // The 16 rows of a product are an item's rows times the query heads of one kv head (a group of more than 16 heads
 // takes several units). Positions at or behind the item's end are not read.
-//
-// Memory is to be busy all the time, so a warp's loads run a few steps ahead of its products, into the block's next
-// unit too.
 
 #include "dependent.cuh"
 
@@ -78,13 +75,10 @@ struct Params {
 
 /// Sixteen keys, and as many values; also holds the f32 sums of a warp when a split ends.
 constexpr int STAGE = 16 * N * 2 * 2;
-/// Bytes of shared memory: rings, queries of two units, maxima and sums of weights of each warp, numbers of units.
-constexpr int Q_BYTES = 16 * N * 2, Q = WARPS * STAGES * STAGE, STATS = Q + 2 * Q_BYTES, NEXT = STATS + WARPS * 16 * 8,
-              PARKED = NEXT + 128;
-/// Threads that keep the sums of one of the sixteen rows, and elements that each keeps: in registers, but for wide heads
-/// in shared memory while a split is summed up.
+/// Bytes of shared memory: rings, queries, maxima and sums of weights of each warp, words for the block.
+constexpr int Q = WARPS * STAGES * STAGE, STATS = Q + 16 * N * 2, WORDS = STATS + WARPS * 16 * 8;
+/// Threads that keep the sums of one of the sixteen rows, and elements that each keeps.
 constexpr int ROW_THREADS = WARPS * 2, KEPT = N / ROW_THREADS;
-constexpr bool PARKS = N > 128;
 
 // ---- instructions
 
@@ -158,19 +152,15 @@ __device__ __forceinline__ void bring(const Params& p, u32 stage, u32 row, u32 s
 __device__ __forceinline__ void add_step(const Params& p, Sums& sums, u32 q, u32 stage, u32 key,
                                          const u32 (&position)[2]) {
     const u32 lane = threadIdx.x % 32, matrix = lane / 8, in = lane % 8;
-    // Two sums each, so that products need not wait for one another.
-    float s[8] = {}, t[8] = {};
+    float s[8] = {};
 #pragma unroll
     for (int d = 0; d < N / 16; ++d) {
-        float* sum = N <= 128 && d % 2 ? t : s;
         u32 a[4], b[4];
         load_matrices(a, q + chunk_at((matrix & 1) * 8 + in, d * 2 + matrix / 2));
         load_matrices(b, stage + chunk_at(matrix / 2 * 8 + in, d * 2 + (matrix & 1)));
-        multiply(sum, a, b[0], b[1]);
-        multiply(sum + 4, a, b[2], b[3]);
+        multiply(s, a, b[0], b[1]);
+        multiply(s + 4, a, b[2], b[3]);
     }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) s[i] += t[i];
     float keep[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -238,18 +228,6 @@ using Kept = Part<KEPT>;
 __device__ __forceinline__ u32 kept_row() { return threadIdx.x / ROW_THREADS; }
 /// Column of element i, a multiple of four.
 __device__ __forceinline__ u32 kept_column(u32 i) { return threadIdx.x % ROW_THREADS * 4 + i * ROW_THREADS; }
-
-/// Puts them away, and takes them again.
-__device__ __forceinline__ void park(const Kept& kept, char* shared) {
-    float4* mine = (float4*)(shared + PARKED) + threadIdx.x;
-#pragma unroll
-    for (int i = 0; i < KEPT; i += 4) mine[i / 4 * WARPS * 32] = *(const float4*)(kept.out + i);
-}
-__device__ __forceinline__ void unpark(Kept& kept, const char* shared) {
-    const float4* mine = (const float4*)(shared + PARKED) + threadIdx.x;
-#pragma unroll
-    for (int i = 0; i < KEPT; i += 4) *(float4*)(kept.out + i) = mine[i / 4 * WARPS * 32];
-}
 
 /// Adds the warps' sums of a split; all threads call it. `stage` is one that all warps have read.
 __device__ __forceinline__ void add_warps(Kept& total, Sums& sums, char* shared, u32 stage) {
@@ -330,16 +308,18 @@ __device__ __forceinline__ void gather(const Params& p, const Piece& piece, cons
         for (int i = 0; i < KEPT; i += 4) __stcg((float4*)(to + kept_column(i)), *(const float4*)(total.out + i));
         if (kept_column(0) == 0) __stcg(p.partial_stats + row_of(place, m), make_float2(total.max, total.sum));
     }
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
+        // One thread's fences stand for the block's: barriers lie between.
+        __threadfence();
         u32* arrivals = p.arrivals + (u64)piece.partial * units + unit.number;
-        *scratch = atomicAdd(arrivals, 1);
-        if (*scratch == pieces - 1) *arrivals = 0;
+        const u32 before = atomicAdd(arrivals, 1);
+        if (before == pieces - 1) *arrivals = 0;
+        __threadfence();
+        *scratch = before;
     }
     __syncthreads();
     if (*scratch != pieces - 1) return;
-    __threadfence();
     constexpr u32 AHEAD = 8;
     for (u32 e = threadIdx.x; e < unit.real * (N / 4); e += WARPS * 32) {
         const u32 m = e / (N / 4), column = e % (N / 4) * 4;
@@ -362,165 +342,72 @@ __device__ __forceinline__ void gather(const Params& p, const Piece& piece, cons
     }
 }
 
-// ---- a block's units, one behind the other: each is one piece and up to sixteen query heads of one kv head
+// ---- a unit: one piece and up to sixteen query heads of one kv head
 
-/// What a warp brings next.
-struct Fetch {
-    Piece piece;
-    u32 at;  // number of the unit in the whole list
-    u32 head, first, from, end, steps, step;
-    /// Cache rows of sixteen positions each, one a lane, of steps 64 i .. + 32 and of the 32 steps after them; NONE where
-    /// nothing is to be read.
-    u32 rows, rows_next;
+/// The cache rows of a warp's next 32 steps, one a lane; NONE where nothing is to be read.
+__device__ __forceinline__ u32 find_rows(const Params& p, const u32* table, u32 head, u32 key, u32 from, u32 end) {
+    key += threadIdx.x % 32 * STEP;
+    if (key >= end || key + 16 <= from) return NONE;
+    return (table[key / p.page_size] * p.kv_heads + head) * p.page_size + key % p.page_size;
+}
 
-    __device__ __forceinline__ void open(const Params& p, const Piece& next, u32 unit, u32 units) {
-        at = unit, step = 0, piece = next;
-        head = Unit(p, piece, at % units).head;
-        end = min(piece.start + piece.rows, piece.to);
-        from = p.window && piece.start >= p.window ? piece.start - p.window + 1 : 0;
-        first = piece.from + threadIdx.x / 32 * 16;
-        steps = (end - piece.from + STEP - 1) / STEP;
-    }
-    __device__ __forceinline__ u32 find(const Params& p, u32 step) const {
-        const u32 key = first + (step + threadIdx.x % 32) * STEP;
-        if (key >= end || key + 16 <= from) return NONE;
-        const u32 page = p.tables[(u64)piece.slot * p.table_stride + key / p.page_size];
-        return (page * p.kv_heads + head) * p.page_size + key % p.page_size;
-    }
-    __device__ __forceinline__ void bring_step(const Params& p, u32 stage) {
+__device__ void attend_unit(const Params& p, const Piece& piece, u32 number, u32 units, char* shared) {
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const Unit unit(p, piece, number);
+    const u32 end = min(piece.start + piece.rows, piece.to);
+    const u32 from = p.window && piece.start >= p.window ? piece.start - p.window + 1 : 0;
+    const u32* table = p.tables + (u64)piece.slot * p.table_stride;
+    const u32 base = shared_address(shared), ring = base + warp * STAGES * STAGE, q = base + Q;
+    const u32 steps = (end - piece.from + STEP - 1) / STEP, first = piece.from + warp * 16;
+
+    u32 rows = find_rows(p, table, unit.head, first, from, end), rows_next = NONE;
+    auto bring_step = [&](u32 step) {
         const u32 row = __shfl_sync(0xffffffffu, step % 64 < 32 ? rows : rows_next, step % 32);
-        if (row != NONE) bring(p, stage, row, min(end - first - step * STEP, 16u));
-        ++step;
-        // Rows are looked up 16 steps before the first of them is brought.
-        if (step % 64 == 16) rows_next = find(p, step + 16);
-        if (step % 64 == 48) rows = find(p, step + 16);
-    }
-    /// Starts to bring this thread's part of the queries.
-    __device__ __forceinline__ void bring_queries(const Params& p, u32 to, u32 units) const {
-        const Unit unit(p, piece, at % units);
+        if (step < steps && row != NONE)
+            bring(p, ring + step % STAGES * STAGE, row, min(end - first - step * STEP, 16u));
+        copy_commit();
+    };
 #pragma unroll
-        for (u32 i = threadIdx.x; i < 16 * N / 8; i += WARPS * 32) {
-            const u32 m = i / (N / 8), chunk = i % (N / 8);
-            const bool real = m < unit.real && chunk * 8 < p.head_dim;
-            const u64 row = real ? (u64)(piece.first_row + unit.token(m)) * p.q_stride : 0;
-            copy_16(to + chunk_at(m, chunk), p.qkv + (real ? row + unit.query_head(m) * p.head_dim + chunk * 8 : 0),
-                    real ? 16 : 0);
+    for (int i = 0; i < STAGES - 1; ++i) bring_step(i);
+    for (u32 i = threadIdx.x; i < 16 * N / 8; i += WARPS * 32) {
+        const u32 m = i / (N / 8), chunk = i % (N / 8);
+        uint4 x = make_uint4(0, 0, 0, 0);
+        if (m < unit.real && chunk * 8 < p.head_dim)
+            x = *(const uint4*)(p.qkv + (u64)(piece.first_row + unit.token(m)) * p.q_stride +
+                                unit.query_head(m) * p.head_dim + chunk * 8);
+        *(uint4*)(shared + Q + chunk_at(m, chunk)) = x;
+    }
+    const u32 position[2] = {piece.start + unit.token(lane / 4), piece.start + unit.token(lane / 4 + 8)};
+    __syncthreads();
+
+    Sums sums;
+    Kept total;
+    total.clear();
+    sums.clear();
+    for (u32 step = 0; step < steps; ++step) {
+        const u32 ahead = step + STAGES - 1, key = first + step * STEP;
+        // Rows are looked up 16 steps before the first of them is brought.
+        if (ahead % 32 == 16)
+            (ahead % 64 < 32 ? rows_next : rows) = find_rows(p, table, unit.head, first + (ahead + 16) * STEP, from, end);
+        copy_wait<STAGES - 2>();
+        __syncwarp();
+        // This fills the stage that was read a step ago.
+        bring_step(ahead);
+        if (key < end && key + 16 > from) add_step(p, sums, q, ring + step % STAGES * STAGE, key, position);
+        if (step + 1 == steps || ends_split(piece.from + (step + 1) * STEP)) {
+            add_warps(total, sums, shared, step % STAGES);
+            sums.clear();
         }
-    }
-};
-
-/// The block's steps. `read` counts those that were read, `brought` those that are on their way or there.
-struct Stream {
-    const Params& p;
-    char* shared;
-    u32 units, total;
-    Fetch fetch;
-    u32 brought, read;
-    /// The unit that is worked on, the one after it (`total` or more if there is none), and whose queries lie where.
-    u32 at, upcoming, parity;
-    /// The piece after this one and where its first steps lie: looked up long before they are brought, for a warp stands
-    /// still while it waits for an address.
-    Piece next_piece;
-    u32 next_rows, is_found;
-
-    __device__ __forceinline__ u32 queries(u32 parity) const { return shared_address(shared) + Q + parity * Q_BYTES; }
-    __device__ __forceinline__ u32 stage(u32 count) const {
-        return shared_address(shared) + (threadIdx.x / 32 * STAGES + count % STAGES) * STAGE;
-    }
-
-    /// The first unit. All that the steps before did not write is read before they are waited for.
-    __device__ __forceinline__ void start() {
-        at = blockIdx.x, upcoming = total, brought = read = parity = 0;
-        if (at < total) {
-            fetch.open(p, p.pieces[at / units], at, units);
-            fetch.rows = fetch.find(p, 0);
-        }
-        wait_for_kernels_before();
-        let_next_kernel_start();
-        if (at >= total) return;
-        fetch.bring_queries(p, queries(0), units);
-        bring_until(STAGES - 1);
-        if (threadIdx.x == 0) ((u32*)(shared + NEXT))[1] = take();
-    }
-    __device__ __forceinline__ u32 take() const { return gridDim.x + atomicAdd(&p.counters[0], 1); }
-
-    /// Starts steps until `ahead` of them are not read; of the next unit, if all of this one's are under way. Each step is
-    /// a group of copies.
-    __device__ __forceinline__ void bring_until(u32 ahead) {
-        while (brought - read < ahead) {
-            if (fetch.step == fetch.steps && fetch.at == at && upcoming < total) {
-                if (!is_found) find_next();
-                fetch.open(p, next_piece, upcoming, units);
-                fetch.rows = next_rows;
-                fetch.bring_queries(p, queries(parity ^ 1), units);
-            }
-            if (fetch.step == fetch.steps) return;
-            fetch.bring_step(p, stage(brought));
-            copy_commit();
-            ++brought;
-        }
-    }
-    __device__ __forceinline__ void find_next() {
-        Fetch next;
-        next.open(p, next_piece, upcoming, units);
-        next_rows = next.find(p, 0);
-        is_found = 1;
-    }
-    /// Waits for the step that is read next.
-    __device__ __forceinline__ void wait() const {
-        if (brought - read == STAGES - 1) copy_wait<STAGES - 2>();
-        else copy_wait<0>();
         __syncwarp();
     }
-
-    __device__ __forceinline__ void attend_unit() {
-        // The unit before brought this one's first steps, since it knew its number; so `fetch` is here.
-        const Piece piece = fetch.piece;
-        const u32 first = fetch.first, end = fetch.end, from = fetch.from, steps = fetch.steps;
-        const Unit unit(p, piece, at % units);
-        u32* next = (u32*)(shared + NEXT);
-        wait();
-        __syncthreads();  // all of the queries are there, and the next unit's number
-        upcoming = next[parity ^ 1], is_found = 0;
-        if (upcoming < total) next_piece = p.pieces[upcoming / units];
-        u32 taken = 0;
-        if (threadIdx.x == 0) taken = take();
-        const u32 lane = threadIdx.x % 32;
-        const u32 position[2] = {piece.start + unit.token(lane / 4), piece.start + unit.token(lane / 4 + 8)};
-        Sums sums;
-        Kept kept;
-        kept.clear();
-        if (PARKS) park(kept, shared);
-        sums.clear();
-        for (u32 step = 0; step < steps; ++step) {
-            const u32 key = first + step * STEP;
-            if (step) wait();
-            // The stage that was read a step ago is filled again.
-            bring_until(STAGES);
-            if (key < end && key + 16 > from) add_step(p, sums, queries(parity), stage(read), key, position);
-            if (step == 0 && !is_found && upcoming < total) find_next();
-            if (step + 1 == steps && threadIdx.x == 0) next[parity] = taken;
-            if (step + 1 == steps || ends_split(piece.from + (step + 1) * STEP)) {
-                if (PARKS) unpark(kept, shared);
-                add_warps(kept, sums, shared, read % STAGES);
-                if (PARKS) park(kept, shared);
-                sums.clear();
-            }
-            ++read;
-            __syncwarp();
-        }
-        finish(piece, unit, kept);
-        at = upcoming, parity ^= 1;
-    }
-
-    __device__ __forceinline__ void finish(const Piece& piece, const Unit& unit, const Kept& kept) {
-        if (piece.partial != NONE) return gather(p, piece, unit, kept, units, (u32*)(shared + NEXT) + 2);
-        const u32 m = kept_row();
-        if (m >= unit.real) return;
+    copy_wait<0>();
+    if (piece.partial != NONE) return gather(p, piece, unit, total, units, (u32*)(shared + WORDS));
+    const u32 m = kept_row();
+    if (m >= unit.real) return;
 #pragma unroll
-        for (int i = 0; i < KEPT; i += 4) store(p, piece, unit, m, kept_column(i), kept.out + i, kept.max, kept.sum);
-    }
-};
+    for (int i = 0; i < KEPT; i += 4)
+        store(p, piece, unit, m, kept_column(i), total.out + i, total.max, total.sum);
+}
 
 }  // namespace
 
@@ -532,10 +419,22 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, WIDTH > 128 ? 1 : 2) at
     const Params p{header,       pieces,        tables,   table_stride, qkv,     q_stride, keys,     values,    out,    sinks,
                    partial_sums, partial_stats, arrivals, counters,     q_heads, kv_heads, head_dim, page_size, window, scale * LOG2_E};
     const u32 units = kv_heads * ((q_heads / kv_heads + 15) / 16), total = header[ITEMS] * units;
-    if (total == 0) return wait_for_kernels_before();
-    Stream stream{p, shared, units, total};
-    stream.start();
-    while (stream.at < total) stream.attend_unit();
+    u32 at = blockIdx.x;
+    // What the kernels before did not write is read before they are waited for.
+    Piece piece;
+    if (at < total) piece = pieces[at / units];
+    wait_for_kernels_before();
+    let_next_kernel_start();
+    if (total == 0) return;
+    u32* next = (u32*)(shared + WORDS) + 1;
+    while (at < total) {
+        if (threadIdx.x == 0) *next = gridDim.x + atomicAdd(&counters[0], 1);
+        attend_unit(p, piece, at % units, units, shared);
+        __syncthreads();
+        at = *next;
+        if (at < total) piece = pieces[at / units];
+        __syncthreads();
+    }
     if (threadIdx.x == 0) {
         // The last block to come here finds that all others have taken their numbers.
         __threadfence();

@@ -8,9 +8,9 @@
 // Launch contract. `_bf16`, `_f32`: the type of qkv and of the cache. Buffers and pages start on 16 bytes.
 //   rotate_and_cache_T         dim/2 and (head_dim - dim)/2 are multiples of 8, head_dim <= 512
 //   rotate_and_cache_T_narrow  any even dim, any even head_dim <= 256
-//   grid.x = rows at capacity (any number is right, blocks loop); block.x = 32 * warps, any number of warps up to 16:
-//   sensible is one pass over the heads: ceil((q_heads + 2 kv_heads) / (32 / G)) warps, where G is the least power of
-//   two >= head_dim / 16 (narrow: G = 32). grid.y = 1. `dim` <= 512.
+//   grid.x = rows at capacity (any number is right, blocks loop); block.x = 32 * warps, any number of warps up to 16.
+//   Few rows want one pass over the heads: ceil((q_heads + 2 kv_heads) / (32 / G)) warps, where G is the least power of
+//   two >= head_dim / 16 (narrow: G = 32); many rows want 2 warps. `dim` <= 512.
 // Angles are made before the wait for the kernel in front: positions come with the step's upload.
 #include "rows.cuh"
 
@@ -77,21 +77,6 @@ template <u32 W, typename T> __device__ __forceinline__ void write_few(T* to, co
     }
 }
 
-/// W elements as they lie in memory.
-template <u32 W, typename T> struct Raw {
-    Few<W> x;
-    __device__ __forceinline__ void read(const T* from) { x = read_few<W>(from); }
-    __device__ __forceinline__ Few<W> widen() const { return x; }
-};
-template <> struct Raw<CHUNK, bf16> {
-    uint4 x;
-    __device__ __forceinline__ void read(const bf16* from) { x = *reinterpret_cast<const uint4*>(from); }
-    __device__ __forceinline__ Few<CHUNK> widen() const {
-        return {{low_float(x.x), high_float(x.x), low_float(x.y), high_float(x.y), low_float(x.z), high_float(x.z),
-                 low_float(x.w), high_float(x.w)}};
-    }
-};
-
 constexpr u32 ANGLES_MAX = 256;
 
 /// The part of a head that a thread works on: two times W elements at `low` and `high`. If they turn, the first angle
@@ -135,103 +120,89 @@ __device__ __forceinline__ void turn(Few<W>& low, Few<W>& high, const Part& part
     }
 }
 
-/// What a thread holds of a head: K parts.
-template <typename F, u32 K> struct Held {
-    F low[K], high[K];
-};
-
-/// W elements a read, K parts of a head a thread at the most. The next head is read before this one is worked on.
+/// W elements a read, K parts of a head a thread at the most.
 template <typename T, u32 W, u32 K>
 __device__ __forceinline__ void rotate_and_cache(T* qkv, T* keys, T* values, const Rotation& r, Extent extent) {
     __shared__ float cosines[ANGLES_MAX], sines[ANGLES_MAX];
     let_next_start();
-    u32 lane = threadIdx.x % 32, units = r.head_dim / (2 * W);
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    u32 units = r.head_dim / (2 * W);
     // Lanes of a head.
     u32 group = units <= 1 ? 1 : 1u << (32 - __clz(units - 1));
     if (group > 32) group = 32;
     u32 heads = r.q_heads + 2 * r.kv_heads, at_once = 32 / group, first_unit = lane % group;
-    u32 first_head = threadIdx.x / 32 * at_once + lane / group, stride = blockDim.x / 32 * at_once;
     Part parts[K];
 #pragma unroll
     for (u32 k = 0; k < K; k++) parts[k] = part_of<W>(first_unit + k * group, r);
-    auto read = [&](const T* line, u32 head, Held<Raw<W, T>, K>& held) {
+    // Weights of the head in hand, which are those of the next one as well until k follows q.
+    Few<W> low_weight[K], high_weight[K];
+    const float* weight_is = nullptr;
+    auto read_weights = [&](u32 head) {
+        const float* weight = head < r.q_heads ? r.q_norm : r.k_norm;
+        if (!weight || weight == weight_is || head >= r.q_heads + r.kv_heads) return;
+        weight_is = weight;
 #pragma unroll
         for (u32 k = 0; k < K; k++) {
-            if (head >= heads || first_unit + k * group >= units) continue;
-            held.low[k].read(line + head * r.head_dim + parts[k].low);
-            held.high[k].read(line + head * r.head_dim + parts[k].high);
+            if (first_unit + k * group >= units) continue;
+            low_weight[k] = read_few<W>(weight + parts[k].low);
+            high_weight[k] = read_few<W>(weight + parts[k].high);
         }
     };
-    Held<Few<W>, K> weight;
-    const float* weight_is = nullptr;
+    read_weights(warp * at_once + lane / group);
     bool waits = true;
     for (u32 row = blockIdx.x; row < extent.capacity(); row += gridDim.x) {
         if (!extent.has(row)) continue;
-        u32 position = r.positions[row], cache_row = r.cache_rows[row];
-        float frequency = threadIdx.x < r.dim / 2 ? r.frequencies[threadIdx.x] : 0.0f;
-        if (waits) wait_for_inputs();
-        else __syncthreads();
-        waits = false;
-        T* line = qkv + (u64)row * heads * r.head_dim;
-        Held<Raw<W, T>, K> next;
-        read(line, first_head, next);
+        if (!waits) __syncthreads();
         for (u32 i = threadIdx.x; i < r.dim / 2; i += blockDim.x) {
-            float2 turned = cos_sin(position, i == threadIdx.x ? frequency : r.frequencies[i]);
+            float2 turned = cos_sin(r.positions[row], r.frequencies[i]);
             cosines[i] = turned.x * r.magnitude;
             sines[i] = turned.y * r.magnitude;
         }
-        u32 page = cache_row / r.page_size, offset = cache_row % r.page_size;
+        u32 page = r.cache_rows[row] / r.page_size, offset = r.cache_rows[row] % r.page_size;
         __syncthreads();
-        // All lanes go round alike, for the sums over their groups.
-        for (u32 head = first_head; head - lane / group < heads; head += stride) {
+        if (waits) wait_for_inputs();
+        waits = false;
+        T* line = qkv + (u64)row * heads * r.head_dim;
+        for (u32 base = warp * at_once; base < heads; base += warps * at_once) {
+            u32 head = base + lane / group;
             bool is_q = head < r.q_heads, is_v = head >= r.q_heads + r.kv_heads, works = head < heads;
-            Held<Few<W>, K> x;
-#pragma unroll
-            for (u32 k = 0; k < K; k++) x.low[k] = next.low[k].widen(), x.high[k] = next.high[k].widen();
-            read(line, head + stride, next);
-            T* to = line + head * r.head_dim;
+            T* from = line + head * r.head_dim;
+            T* to = from;
             if (!is_q) {
                 u32 kv = head - r.q_heads - (is_v ? r.kv_heads : 0);
                 to = (is_v ? values : keys) + (((u64)page * r.kv_heads + kv) * r.page_size + offset) * r.head_dim;
             }
-            float scale = 1.0f;
-            if (r.q_norm) {
-                float squares = 0.0f;
+            Few<W> low[K], high[K];
+            float squares = 0.0f;
 #pragma unroll
-                for (u32 k = 0; k < K; k++) {
-                    if (!works || first_unit + k * group >= units) continue;
+            for (u32 k = 0; k < K; k++) {
+                if (!works || first_unit + k * group >= units) continue;
+                low[k] = read_few<W>(from + parts[k].low), high[k] = read_few<W>(from + parts[k].high);
 #pragma unroll
-                    for (u32 j = 0; j < W; j++) {
-                        squares = fmaf(x.low[k].v[j], x.low[k].v[j], squares);
-                        squares = fmaf(x.high[k].v[j], x.high[k].v[j], squares);
-                    }
-                }
-                for (u32 step = group / 2; step; step /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, step);
-                scale = inverse_root(squares, r.head_dim, r.eps);
-                const float* wanted = is_q ? r.q_norm : r.k_norm;
-                if (wanted != weight_is && works && !is_v) {
-#pragma unroll
-                    for (u32 k = 0; k < K; k++) {
-                        if (first_unit + k * group >= units) continue;
-                        weight.low[k] = read_few<W>(wanted + parts[k].low);
-                        weight.high[k] = read_few<W>(wanted + parts[k].high);
-                    }
-                    weight_is = wanted;
+                for (u32 j = 0; j < W; j++) {
+                    squares = fmaf(low[k].v[j], low[k].v[j], squares);
+                    squares = fmaf(high[k].v[j], high[k].v[j], squares);
                 }
             }
+            float scale = 1.0f;
+            if (r.q_norm) {
+                for (u32 step = group / 2; step; step /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, step);
+                scale = inverse_root(squares, r.head_dim, r.eps);
+            }
+            read_weights(head);
 #pragma unroll
             for (u32 k = 0; k < K; k++) {
                 if (!works || first_unit + k * group >= units) continue;
                 if (r.q_norm && !is_v) {
 #pragma unroll
                     for (u32 j = 0; j < W; j++) {
-                        x.low[k].v[j] = x.low[k].v[j] * scale * weight.low[k].v[j];
-                        x.high[k].v[j] = x.high[k].v[j] * scale * weight.high[k].v[j];
+                        low[k].v[j] = low[k].v[j] * scale * low_weight[k].v[j];
+                        high[k].v[j] = high[k].v[j] * scale * high_weight[k].v[j];
                     }
                 }
-                if (parts[k].turns && !is_v) turn<W>(x.low[k], x.high[k], parts[k], cosines, sines);
-                write_few<W>(to + parts[k].low, x.low[k]);
-                write_few<W>(to + parts[k].high, x.high[k]);
+                if (parts[k].turns && !is_v) turn<W>(low[k], high[k], parts[k], cosines, sines);
+                write_few<W>(to + parts[k].low, low[k]);
+                write_few<W>(to + parts[k].high, high[k]);
             }
         }
     }
@@ -239,11 +210,11 @@ __device__ __forceinline__ void rotate_and_cache(T* qkv, T* keys, T* values, con
 }
 
 #define ROTATE(NAME, T)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(512)                                                                \
+    extern "C" __global__ void __launch_bounds__(512, 2)                                                              \
         rotate_and_cache_##NAME(T* qkv, T* keys, T* values, Rotation rotation, Extent extent) {                      \
         rotate_and_cache<T, 8, 1>(qkv, keys, values, rotation, extent);                                              \
     }                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(512)                                                                \
+    extern "C" __global__ void __launch_bounds__(512, 2)                                                              \
         rotate_and_cache_##NAME##_narrow(T* qkv, T* keys, T* values, Rotation rotation, Extent extent) {             \
         rotate_and_cache<T, 1, 4>(qkv, keys, values, rotation, extent);                                              \
     }

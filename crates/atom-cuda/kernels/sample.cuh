@@ -3,7 +3,8 @@
 // Everything here follows atom-cpu's `sample` to the bit. A token's weight e^((logit - largest) / temperature) is a
 // whole number of 2^-40, so sums of weights are exact: no number of blocks and no order of adding can change a draw, and
 // the CPU draws the same token from the same logits. For that every step of a weight is written with a rounding
-// intrinsic; nothing may be contracted or approximated.
+// intrinsic; nothing may be contracted or approximated. So tokens are the CPU's, without exception. Log-probabilities end
+// in a logarithm in f64 of another library and may differ by a unit in the last place of f32.
 #pragma once
 #include "rows.cuh"
 
@@ -111,51 +112,60 @@ __device__ __forceinline__ bool is_finite(float x) { return fabsf(x) < __uint_as
 
 // ---- logits ----
 
-/// The logit of a token that was in the prompt or has been generated `count` times. Not inlined, nor is the next one:
-/// few tokens come here, and passes over the others stay short.
-__device__ __noinline__ float penalty(float x, u32 count, float repetition, float frequency, float presence) {
-    x = x > 0.0f ? __fdiv_rn(x, repetition) : __fmul_rn(x, repetition);
-    return count ? __fsub_rn(__fsub_rn(x, __fmul_rn(frequency, (float)count)), presence) : x;
-}
+/// What penalties and biases do to a row's logits.
+struct Changes {
+    const u16* seen;   // null: no penalties
+    const u32* biased; // null: no biases
+    const Bias* biases;
+    u32 bias_count;
+    float repetition, frequency, presence;
 
-/// With every bias that is listed for the token, in the order of the list.
-__device__ __noinline__ float biases_added(float x, u32 token, const Bias* biases, u32 count) {
-    u32 low = 0, high = count;
-    while (low < high) {
-        u32 middle = (low + high) / 2;
-        if (biases[middle].token < token) low = middle + 1;
-        else high = middle;
+    /// The logit of a token with this entry of its slot's history.
+    __device__ __forceinline__ float penalised(float x, u32 entry) const {
+        if (!entry) return x;
+        x = x > 0.0f ? __fdiv_rn(x, repetition) : __fmul_rn(x, repetition);
+        u32 count = entry & 0x7fffu;
+        return count ? __fsub_rn(__fsub_rn(x, __fmul_rn(frequency, (float)count)), presence) : x;
     }
-    for (; low < count && biases[low].token == token; low++) x = __fadd_rn(x, biases[low].bias);
+
+    /// With every bias that is listed for the token, in the order of the list.
+    __device__ float with_bias(float x, u32 token) const {
+        u32 low = 0, high = bias_count;
+        while (low < high) {
+            u32 middle = (low + high) / 2;
+            if (biases[middle].token < token) low = middle + 1;
+            else high = middle;
+        }
+        for (; low < bias_count && biases[low].token == token; low++) x = __fadd_rn(x, biases[low].bias);
+        return x;
+    }
+};
+
+/// Four logits of tokens `first`, `first + apart` .. changed: entries of the history in 16 bits each, and a bit for each
+/// that has a bias. Not inlined: few tokens come here, and passes over the others stay short.
+__device__ __noinline__ float4 changed(Changes c, u32 first, u32 apart, uint2 entries, u32 biased, float4 x) {
+    x.x = c.penalised(x.x, entries.x & 0xffffu), x.y = c.penalised(x.y, entries.x >> 16);
+    x.z = c.penalised(x.z, entries.y & 0xffffu), x.w = c.penalised(x.w, entries.y >> 16);
+    if (biased & 1) x.x = c.with_bias(x.x, first);
+    if (biased & 2) x.y = c.with_bias(x.y, first + apart);
+    if (biased & 4) x.z = c.with_bias(x.z, first + 2 * apart);
+    if (biased & 8) x.w = c.with_bias(x.w, first + 3 * apart);
     return x;
 }
 
 /// A row's logits, as they are or as the choice sees them.
 struct Logits {
     const float* raw;
-    const u16* seen;   // null: no penalties
-    const u32* biased; // null: no biases
-    const Bias* biases;
-    u32 bias_count;
     u32 vocab;
     bool aligned; // rows start on 16 bytes
-    float repetition, frequency, presence;
+    Changes c;
 
-    __device__ __forceinline__ bool changes() const { return seen || biased; }
-
-    __device__ __forceinline__ float penalised(float x, u32 entry) const {
-        return entry ? penalty(x, entry & 0x7fffu, repetition, frequency, presence) : x;
-    }
-
-    __device__ __forceinline__ float with_bias(float x, u32 token) const {
-        return biases_added(x, token, biases, bias_count);
-    }
+    __device__ __forceinline__ bool changes() const { return c.seen || c.biased; }
 
     __device__ __forceinline__ float at(u32 token) const {
         float x = raw[token];
-        if (seen) x = penalised(x, seen[token]);
-        if (biased && (biased[token / 32] >> token % 32 & 1)) x = with_bias(x, token);
-        return x;
+        u32 entry = c.seen ? c.seen[token] : 0, biased = c.biased ? c.biased[token / 32] >> token % 32 & 1 : 0;
+        return entry | biased ? changed(c, token, 0, make_uint2(entry, 0), biased, make_float4(x, 0, 0, 0)).x : x;
     }
 
     /// The token of a lane's `j`-th value of a group. Rows that start anywhere are read word by word.
@@ -179,31 +189,24 @@ struct Logits {
 
     /// The same four values as the choice sees them.
     __device__ __forceinline__ void change(u32 group, u32 lane, float (&x)[4]) const {
-        u32 first = token(group, lane, 0);
+        u32 first = token(group, lane, 0), apart = aligned ? 1 : 32, biased = 0;
+        uint2 entries = make_uint2(0, 0);
         if (aligned) {
-            if (seen) {
-                uint2 four = *(const uint2*)(seen + first);
-                if (four.x | four.y) {
-                    x[0] = penalised(x[0], four.x & 0xffffu), x[1] = penalised(x[1], four.x >> 16);
-                    x[2] = penalised(x[2], four.y & 0xffffu), x[3] = penalised(x[3], four.y >> 16);
-                }
-            }
-            if (biased) {
-                u32 bits = biased[first / 32] >> first % 32 & 15;
-                if (bits) {
-#pragma unroll
-                    for (u32 j = 0; j < 4; j++)
-                        if (bits >> j & 1) x[j] = with_bias(x[j], first + j);
-                }
-            }
+            if (c.seen) entries = *(const uint2*)(c.seen + first);
+            if (c.biased) biased = c.biased[first / 32] >> first % 32 & 15;
         } else {
+            if (c.seen) {
+                entries.x = c.seen[first] | (u32)c.seen[first + 32] << 16;
+                entries.y = c.seen[first + 64] | (u32)c.seen[first + 96] << 16;
+            }
+            if (c.biased) {
 #pragma unroll
-            for (u32 j = 0; j < 4; j++) {
-                u32 token = first + j * 32;
-                if (seen) x[j] = penalised(x[j], seen[token]);
-                if (biased && (biased[token / 32] >> token % 32 & 1)) x[j] = with_bias(x[j], token);
+                for (u32 j = 0; j < 4; j++) biased |= (c.biased[first / 32 + j] >> first % 32 & 1) << j;
             }
         }
+        if (!(entries.x | entries.y | biased)) return;
+        float4 y = changed(c, first, apart, entries, biased, make_float4(x[0], x[1], x[2], x[3]));
+        x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
     }
 
     __device__ __forceinline__ void load_changed(u32 group, u32 lane, float (&x)[4]) const {
@@ -217,13 +220,13 @@ __device__ __forceinline__ Logits logits_of(const SampleArgs& a, u32 row, const 
     u32 blocks = ceil_div(a.vocab, BLOCK);
     Logits l;
     l.raw = a.logits + (u64)row * a.vocab;
-    l.seen = set == CHOICE && r.flags & PENALISES ? a.seen + (u64)r.slot * blocks * BLOCK : nullptr;
-    l.biased = set == CHOICE && r.flags & BIASES ? a.biased + (u64)r.slot * blocks * (BLOCK / 32) : nullptr;
-    l.biases = a.biases + (u64)r.slot * a.bias_max;
-    l.bias_count = r.biases;
     l.vocab = a.vocab;
     l.aligned = a.vocab % 4 == 0;
-    l.repetition = r.repetition, l.frequency = r.frequency, l.presence = r.presence;
+    l.c.seen = set == CHOICE && r.flags & PENALISES ? a.seen + (u64)r.slot * blocks * BLOCK : nullptr;
+    l.c.biased = set == CHOICE && r.flags & BIASES ? a.biased + (u64)r.slot * blocks * (BLOCK / 32) : nullptr;
+    l.c.biases = a.biases + (u64)r.slot * a.bias_max;
+    l.c.bias_count = r.biases;
+    l.c.repetition = r.repetition, l.c.frequency = r.frequency, l.c.presence = r.presence;
     return l;
 }
 
@@ -235,6 +238,25 @@ __device__ __forceinline__ bool keeps_raw(const SampleRow& r) {
 /// Whether all tokens are weighed for the choice; otherwise nothing is, or the likeliest ones only.
 __device__ __forceinline__ bool weighs_all(const SampleRow& r) {
     return !(r.flags & (SCORES_TARGET | TRUNCATES_MIN_P)) && r.temperature > 0.0f && r.top_k == 0;
+}
+
+/// Whether the row takes its largest logit and reports nothing else: sample_masses then does all, and sample_finish leaves.
+__device__ __forceinline__ bool only_takes_largest(const SampleRow& r) {
+    return !(r.flags & (SCORES_TARGET | REPORTS)) && r.temperature == 0.0f;
+}
+
+/// Writes a row's token without log-probabilities, and keeps it for the slot's next step; by one thread, when nobody reads
+/// the slot's history any more.
+__device__ __forceinline__ void write_token(const SampleArgs& a, u32 row, const SampleRow& r, u32 token) {
+    Scored& result = a.results[row];
+    result.token = token, result.logprob = __uint_as_float(0x7fc00000u), result.top = 0, result.unused = 0;
+    if (r.flags & SCORES_TARGET) return;
+    // A token that can't be chosen must still be one that the next step can look up.
+    a.last_token[r.slot] = token == NOT_A_NUMBER ? 0 : token;
+    if (r.flags & PENALISES && token != NOT_A_NUMBER) {
+        u16& entry = a.seen[(u64)r.slot * ceil_div(a.vocab, BLOCK) * BLOCK + token];
+        if ((entry & 0x7fff) != 0x7fff) entry++;
+    }
 }
 
 // ---- weights ----

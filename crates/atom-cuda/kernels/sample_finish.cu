@@ -93,38 +93,44 @@ __device__ __noinline__ u64 mass_from(const Search& search, const Weights& weigh
     return block_sum(s.room, sum);
 }
 
-/// The same without a list of all that may be kept. `listed`: how many tokens there are from `low` on.
+/// The same without a list of all that may be kept. `listed`: how many tokens there are from `low` on. `most`: what is
+/// known of the likeliest, less than what top_p keeps if nothing else truncates.
 __device__ u32 draw_by_passes(const Search& s, const SampleRow& r, const Weights& w, u32 low, u32 listed, u64 all,
-                              u32 uniform) {
-    u32 end = ordered(w.largest) + 1, from = ordered(last_weighing(w));
-    u64 total = all;
+                              Known most, u32 uniform) {
+    const Known nothing = {ordered(w.largest) + 1, 0};
+    Known least = {ordered(last_weighing(w)), all};
     take_sample(s, w);
     if (r.top_k) {
         // The floor of min_p may lie above the last of top_k.
         bool floored = r.flags & TRUNCATES_MIN_P;
-        Reached cut = reach(s, false, w, floored ? 0 : low, end, r.top_k, floored ? s.logits.vocab : listed);
-        from = floored && low > cut.key ? low : cut.key;
-        total = mass_from(s, w, from, from == cut.key ? cut.token : 0xffffffffu);
+        Known bottom = {floored ? 0 : low, floored ? s.logits.vocab : listed};
+        Reached cut = reach(s, false, w, bottom, nothing, r.top_k);
+        least.key = floored && low > cut.key ? low : cut.key;
+        least.sum = mass_from(s, w, least.key, least.key == cut.key ? cut.token : 0xffffffffu);
     } else if (!all) {
-        from = low, total = mass_from(s, w, low, 0xffffffffu);
+        least = {low, mass_from(s, w, low, 0xffffffffu)};
     }
     if (r.top_p < 1.0f) {
-        Reached cut = reach(s, true, w, from, end, share_of(total, r.top_p), total);
-        total = cut.sum, from = cut.key;
+        Reached cut = reach(s, true, w, least, most, share_of(least.sum, r.top_p));
+        least = {cut.key, cut.sum};
     }
-    return reach(s, true, w, from, end, part_of(total, uniform) + 1, total).token;
+    u64 need = part_of(least.sum, uniform) + 1;
+    if (need <= most.sum) return reach(s, true, w, most, nothing, need).token;
+    return reach(s, true, w, least, most, need).token;
 }
 
 /// Draws from the tokens that min_p, top_k and top_p leave. `all`: weight of all tokens, or 0 if none was taken.
 __device__ u32 draw_truncated(const Search& s, const SampleRow& r, const Weights& w, u64 all, u32 uniform) {
-    u32 low = 0, listed;
+    u32 low = 0, listed = 0;
+    Known most = {ordered(w.largest) + 1, 0};
     if (all) {
         // The nucleus: one step down after another, until what is listed weighs enough or is too much.
         u64 need = share_of(all, r.top_p), weight = 0;
         for (float depth = 4.0f; weight < need; depth += 4.0f) {
-            low = depth > 28.0f ? ordered(last_weighing(w))
-                                : ordered(__fsub_rn(w.largest, __fmul_rn(depth, w.temperature)));
-            listed = collect(s, low, 0xffffffffu);
+            if (weight) most = {low, weight};
+            low = ordered(depth > 28.0f ? last_weighing(w)
+                                        : __fsub_rn(w.largest, __fdiv_rn(__fmul_rn(depth, w.temperature), w.scale)));
+            listed = collect(s, low);
             if (listed > LIST) break;
             weight = 0;
             for (u32 i = threadIdx.x; i < listed; i += THREADS) weight += mass(unordered((u32)(s.room.list[i] >> 32)), w);
@@ -136,9 +142,9 @@ __device__ u32 draw_truncated(const Search& s, const SampleRow& r, const Weights
             double largest = w.largest, floor = __dadd_rn(largest, r.min_p_log);
             low = max(low, ordered(__double2float_rn(floor < largest ? floor : largest)));
         }
-        listed = collect(s, low, 0xffffffffu);
+        listed = collect(s, low);
     }
-    if (listed > LIST) return draw_by_passes(s, r, w, low, listed, all, uniform);
+    if (listed > LIST) return draw_by_passes(s, r, w, low, listed, all, most, uniform);
     sort(s.room, listed);
     return draw_from_list(s, r, w, listed, all, uniform);
 }
@@ -148,12 +154,12 @@ __device__ u32 draw_truncated(const Search& s, const SampleRow& r, const Weights
 /// The `n` likeliest, sorted, at the front of the list.
 __device__ void likeliest(const Search& s, u32 n, u32 peak) {
     u32 low = n <= s.groups ? nth_group(s, n, peak) : 0;
-    u32 listed = collect(s, low, 0xffffffffu);
+    u32 listed = collect(s, low);
     if (listed > LIST) {
         Weights any = weights(unordered(peak), 1.0f);
         take_sample(s, any);
-        Reached cut = reach(s, false, any, low, peak + 1, n, listed);
-        listed = collect(s, cut.key + 1, 0xffffffffu);
+        Reached cut = reach(s, false, any, {low, listed}, {peak + 1, 0}, n);
+        listed = collect(s, cut.key + 1);
         list_equals(s, cut.key, n - listed, listed, false);
         listed = n;
     }
@@ -192,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_finish(const __grid
     bool real = row < (u32)a.header[OUT_ROWS];
     const SampleRow r = a.rows[row];
     wait_for_inputs();
-    if (!real) return;
+    if (!real || only_takes_largest(r)) return;
     u32 blocks = ceil_div(a.vocab, BLOCK), groups = blocks * GROUPS_OF_BLOCK;
     Scored& result = a.results[row];
     const u64* masses = a.masses + (u64)row * 2 * blocks;
@@ -231,15 +237,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_finish(const __grid
     }
     // Nobody reads the slot's history any more when it changes.
     __syncthreads();
-    if (threadIdx.x == 0) {
-        result.token = token, result.logprob = __uint_as_float(0x7fc00000u), result.top = 0, result.unused = 0;
-        // A token that can't be chosen must still be one that the next step can look up.
-        if (!scores) a.last_token[r.slot] = token == NOT_A_NUMBER ? 0 : token;
-        if (!scores && r.flags & PENALISES && token != NOT_A_NUMBER) {
-            u16& entry = a.seen[(u64)r.slot * blocks * BLOCK + token];
-            if ((entry & 0x7fff) != 0x7fff) entry++;
-        }
-    }
+    if (threadIdx.x == 0) write_token(a, row, r, token);
     if (token == NOT_A_NUMBER || !(r.flags & REPORTS)) return;
     Logits raw = logits_of(a, row, r, RAW);
     Search reported = {room, raw, groups, s.warp, s.lane};

@@ -17,7 +17,6 @@ constexpr u32 GROUPS_MAX = 2560; // 327,680 tokens
 constexpr u32 LIST = 4096;
 constexpr u32 EACH = LIST / THREADS;
 
-constexpr u32 PIVOTS = 7;
 constexpr u32 BINS = 256;
 /// Tokens of a sample, and how many stand in a row of its table.
 constexpr u32 SAMPLE = 2048;
@@ -29,8 +28,7 @@ struct Room {
         u64 list[LIST];         // keys of likely tokens
         u32 counts[GROUPS_MAX]; // of tokens of one logit
     };
-    u64 sums[PIVOTS][WARPS];
-    u32 numbers[PIVOTS][WARPS];
+    u64 sums[WARPS];
     union {
         u32 bins[BINS];
         u64 below[SAMPLE / SAMPLE_EACH + 1]; // of the sample, weight of what is likelier than `samples[i]`
@@ -54,22 +52,22 @@ struct Search {
 __device__ __forceinline__ u64 block_sum(Room& room, u64 x) {
     x = warp_sum(x);
     __syncthreads();
-    if (threadIdx.x % 32 == 0) room.sums[0][threadIdx.x / 32] = x;
+    if (threadIdx.x % 32 == 0) room.sums[threadIdx.x / 32] = x;
     __syncthreads();
     u64 sum = 0;
 #pragma unroll
-    for (u32 w = 0; w < WARPS; w++) sum += room.sums[0][w];
+    for (u32 w = 0; w < WARPS; w++) sum += room.sums[w];
     return sum;
 }
 
 __device__ __forceinline__ u32 block_max(Room& room, u32 x) {
     x = __reduce_max_sync(0xffffffffu, x);
     __syncthreads();
-    if (threadIdx.x % 32 == 0) room.sums[0][threadIdx.x / 32] = x;
+    if (threadIdx.x % 32 == 0) room.sums[threadIdx.x / 32] = x;
     __syncthreads();
     u32 top = 0;
 #pragma unroll
-    for (u32 w = 0; w < WARPS; w++) top = max(top, (u32)room.sums[0][w]);
+    for (u32 w = 0; w < WARPS; w++) top = max(top, (u32)room.sums[w]);
     return top;
 }
 
@@ -83,14 +81,14 @@ __device__ __forceinline__ u64 block_scan(Room& room, u64 x, u64& total) {
         if (lane >= d) up_to += other;
     }
     __syncthreads();
-    if (lane == 31) room.sums[0][warp] = up_to;
+    if (lane == 31) room.sums[warp] = up_to;
     __syncthreads();
     u64 before = up_to - x;
     total = 0;
 #pragma unroll
     for (u32 w = 0; w < WARPS; w++) {
-        if (w < warp) before += room.sums[0][w];
-        total += room.sums[0][w];
+        if (w < warp) before += room.sums[w];
+        total += room.sums[w];
     }
     return before;
 }
@@ -125,9 +123,30 @@ template <typename F> __device__ __forceinline__ void each_group(const Search& s
     }
 }
 
-/// Puts the tokens whose keys are in `low .. high` on the list, in no order, and returns how many there are: more than
-/// LIST have no room, and the list then is of no use.
-__device__ __noinline__ u32 collect(const Search& search, u32 low, u32 high) {
+/// Puts the tokens of a group that are marked in `in`, a bit for each of the lane's values, on the list.
+__device__ __forceinline__ void list_marked(const Search& s, u32 group, const float (&x)[4], u32 in) {
+    if (!__any_sync(0xffffffffu, in)) return;
+    // Places are handed out by warp: one atomic for all of a group.
+    u32 own = __popc(in), up_to = own;
+#pragma unroll
+    for (u32 d = 1; d < 32; d <<= 1) {
+        u32 other = __shfl_up_sync(0xffffffffu, up_to, d);
+        if (s.lane >= d) up_to += other;
+    }
+    u32 start = 0;
+    if (s.lane == 31) start = atomicAdd(&s.room.listed, up_to);
+    u32 place = __shfl_sync(0xffffffffu, start, 31) + up_to - own;
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) {
+        if (!(in >> j & 1)) continue;
+        if (place < LIST) s.room.list[place] = token_key(ordered(x[j]), s.logits.token(group, s.lane, j));
+        place++;
+    }
+}
+
+/// Puts the tokens whose keys are at least `low` on the list, in no order, and returns how many there are: of more than
+/// LIST not all have room, and the list is of no use.
+__device__ __noinline__ u32 collect(const Search& search, u32 low) {
     const Search s = search;
     __syncthreads();
     if (threadIdx.x == 0) s.room.listed = 0;
@@ -135,27 +154,9 @@ __device__ __noinline__ u32 collect(const Search& search, u32 low, u32 high) {
     each_group(s, low, [&](u32 group, const float(&x)[4]) {
         u32 in = 0;
 #pragma unroll
-        for (u32 j = 0; j < 4; j++) {
-            u32 key = ordered(x[j]);
-            in |= (key >= low && key < high && s.logits.token(group, s.lane, j) < s.logits.vocab) << j;
-        }
-        if (!__any_sync(0xffffffffu, in)) return;
-        // Places are handed out by warp: one atomic for all of a group.
-        u32 own = __popc(in), up_to = own;
-#pragma unroll
-        for (u32 d = 1; d < 32; d <<= 1) {
-            u32 other = __shfl_up_sync(0xffffffffu, up_to, d);
-            if (s.lane >= d) up_to += other;
-        }
-        u32 start = 0;
-        if (s.lane == 31) start = atomicAdd(&s.room.listed, up_to);
-        u32 place = __shfl_sync(0xffffffffu, start, 31) + up_to - own;
-#pragma unroll
-        for (u32 j = 0; j < 4; j++) {
-            if (!(in >> j & 1)) continue;
-            if (place < LIST) s.room.list[place] = token_key(ordered(x[j]), s.logits.token(group, s.lane, j));
-            place++;
-        }
+        for (u32 j = 0; j < 4; j++)
+            in |= (u32)(ordered(x[j]) >= low && s.logits.token(group, s.lane, j) < s.logits.vocab) << j;
+        list_marked(s, group, x, in);
     });
     __syncthreads();
     return s.room.listed;
@@ -163,7 +164,8 @@ __device__ __noinline__ u32 collect(const Search& search, u32 low, u32 high) {
 
 /// Sorts the first `n` of the list, likeliest first. No two keys are equal.
 __device__ __noinline__ void sort(Room& room, u32 n) {
-    if (n <= THREADS) {
+    constexpr u32 FEW = 128;
+    if (n <= FEW) {
         u64 key = threadIdx.x < n ? room.list[threadIdx.x] : 0;
         u32 rank = 0;
         if (threadIdx.x < n)
@@ -173,14 +175,14 @@ __device__ __noinline__ void sort(Room& room, u32 n) {
         __syncthreads();
         return;
     }
-    u32 size = 2 * THREADS;
+    u32 size = 2 * FEW;
     while (size < n) size *= 2;
     for (u32 i = n + threadIdx.x; i < size; i += THREADS) room.list[i] = 0;
     __syncthreads();
     for (u32 run = 2; run <= size; run *= 2) {
         for (u32 step = run / 2; step; step /= 2) {
             for (u32 pair = threadIdx.x; pair < size / 2; pair += THREADS) {
-                u32 i = pair / step * step * 2 + pair % step, j = i + step;
+                u32 within = pair & (step - 1), i = (pair - within) * 2 + within, j = i + step;
                 u64 a = room.list[i], b = room.list[j];
                 if ((a < b) == ((i & run) == 0)) room.list[i] = b, room.list[j] = a;
             }
@@ -309,93 +311,87 @@ __device__ __noinline__ void take_sample(const Search& search, const Weights& we
     __syncthreads();
 }
 
-/// Where the sample puts the place between `high` and `low` that has `part` of their amount above it: a row of its
-/// table. False if it has nothing to say there.
-__device__ __forceinline__ bool guess(const Search& s, bool by_mass, u32 low, u32 high, double part, u32& row) {
-    constexpr u32 ROWS_OF_TABLE = SAMPLE / SAMPLE_EACH;
-    bool mine = threadIdx.x < ROWS_OF_TABLE;
+/// Where the sample puts the place between `high` and `low` that has `part` of their amount above it: a window of keys
+/// around it. If the sample has nothing to say there, all of it on the first pass, and later its middle third.
+__device__ __forceinline__ void guess(const Search& s, bool by_mass, u32 pass, u32 low, u32 high, double part, u32& from,
+                                      u32& to) {
+    constexpr int TABLE = SAMPLE / SAMPLE_EACH;
+    // As wide as three quarters of the list have room for: about the error of the sample in a vocabulary of 160,000.
+    const int away = max(((int)(LIST * 3 / 4 * TABLE / s.logits.vocab) - 1) / 2, 1);
+    bool mine = threadIdx.x < TABLE;
     u32 key = mine ? s.room.samples[threadIdx.x] : 0;
     auto amount = [&](u32 i) { return by_mass ? (double)s.room.below[i] : (double)i; };
-    u32 from = __syncthreads_count(mine && key >= high), to = __syncthreads_count(mine && key >= low);
-    double wanted = amount(from) + part * (amount(to) - amount(from));
-    row = __syncthreads_count(mine && amount(threadIdx.x) < wanted);
-    return to > from + 1;
+    u32 first = __syncthreads_count(mine && key >= high), last = __syncthreads_count(mine && key >= low);
+    double wanted = amount(first) + part * (amount(last) - amount(first));
+    int row = __syncthreads_count(mine && amount(threadIdx.x) < wanted);
+    if (last > first + 1 && pass < 4) {
+        from = s.room.samples[min(row + away, TABLE)];
+        // At least one key, so that many tokens of one logit are told apart from the others at once.
+        to = max(s.room.samples[max(row - away, 0)], s.room.samples[min(row, TABLE)] + 1);
+    } else if (pass < 4) {
+        from = low, to = high;
+    } else {
+        u32 third = max((high - low) / 3, 1u);
+        from = low + third, to = high - third;
+    }
+    from = min(max(from, low), high - 1);
+    to = min(max(to, from + 1), high);
 }
 
-/// Amounts are weights, or 1 each where there are no weights. Everything from `low` on must reach `need`, at least 1;
-/// `about` is about what it amounts to. Each pass cuts the range of keys that holds the answer into eight, until what
-/// is left has room on the list. A sample must have been taken.
-__device__ __noinline__ Reached reach(const Search& search, bool by_mass, const Weights& weights, u32 low, u32 high,
-                                      u64 need, u64 about) {
+/// What stands at keys of at least `key` amounts to `sum`.
+struct Known {
+    u32 key;
+    u64 sum;
+};
+
+/// Amounts are weights, or 1 each where there are no weights. `high` is known to amount to less than `need`; everything
+/// from `low.key` on must reach it, and amounts to about `low.sum`. A pass lists the tokens of a window and sums what lies above it and in it; that
+/// answers, or tells on which side of the window to go on. A sample must have been taken.
+__device__ __noinline__ Reached reach(const Search& search, bool by_mass, const Weights& weights, Known least,
+                                      Known most, u64 need) {
     const Search s = search;
     const Weights w = weights;
-    u64 above = 0;
-    u32 between = 0xffffffffu; // tokens in low .. high
-    for (u32 pass = 0; high - low > 1 && between > LIST; pass++) {
-        u32 pivots[PIVOTS], row, step = (high - low - 1) / (PIVOTS + 1) + 1;
-        double part = (double)(need - above) / (double)(about > need ? about - above : need - above);
-        if (pass < 4 && guess(s, by_mass, low, high, part, row)) {
-            // Two next to each other: all may be one logit.
-            const int away[PIVOTS] = {24, 5, 1, 0, 0, -3, -16};
-#pragma unroll
-            for (u32 i = 0; i < PIVOTS; i++) {
-                int at = min(max((int)row + away[i], 0), (int)(SAMPLE / SAMPLE_EACH));
-                pivots[i] = min(max(s.room.samples[at] + (i == 4), i ? max(low, pivots[i - 1]) : low), high);
-            }
-        } else {
-            // This ends in 11 passes at the most.
-#pragma unroll
-            for (u32 i = 0; i < PIVOTS; i++) pivots[i] = (u32)min((u64)low + (u64)step * (i + 1), (u64)high);
-        }
-        u64 sums[PIVOTS] = {};
-        u32 numbers[PIVOTS] = {}, all = 0;
-        each_group(s, low, [&](u32 group, const float(&x)[4]) {
-            u64 amounts[4];
-            u32 keys[4], ins[4];
+    u64 above = most.sum, about = least.sum;
+    u32 low = max(least.key, 1), high = most.key, listed = LIST + 1; // 0 is no logit's key
+    for (u32 pass = 0; listed > LIST && !(pass && high - low == 1); pass++) {
+        u32 from, to;
+        double part = about > need ? (double)(need - above) / (double)(about - above) : 1.0;
+        guess(s, by_mass, pass, low, high, part, from, to);
+        __syncthreads();
+        if (threadIdx.x == 0) s.room.listed = 0;
+        __syncthreads();
+        u64 over = 0, within = 0;
+        each_group(s, from, [&](u32 group, const float(&x)[4]) {
+            u32 in = 0;
 #pragma unroll
             for (u32 j = 0; j < 4; j++) {
-                keys[j] = ordered(x[j]);
-                ins[j] = keys[j] >= low && keys[j] < high && s.logits.token(group, s.lane, j) < s.logits.vocab;
-                amounts[j] = by_mass ? mass(x[j], w) : 1;
-                if (!ins[j]) amounts[j] = 0;
-                all += ins[j];
+                u32 key = ordered(x[j]);
+                u64 amount = by_mass ? mass(x[j], w) : 1;
+                // Behind the vocabulary all is as unlikely as can be, but a token that counts may be so too.
+                if (s.logits.token(group, s.lane, j) >= s.logits.vocab) key = 0;
+                bool is_in = key >= from && key < to;
+                in |= (u32)is_in << j;
+                within += is_in ? amount : 0;
+                over += key >= to && key < high ? amount : 0;
             }
-#pragma unroll
-            for (u32 i = 0; i < PIVOTS; i++)
-#pragma unroll
-                for (u32 j = 0; j < 4; j++)
-                    if (keys[j] >= pivots[i]) sums[i] += amounts[j], numbers[i] += ins[j];
+            list_marked(s, group, x, in);
         });
-        u32 total = (u32)block_sum(s.room, all);
-        __syncthreads();
-#pragma unroll
-        for (u32 i = 0; i < PIVOTS; i++) {
-            sums[i] = warp_sum(sums[i]);
-            numbers[i] = __reduce_add_sync(0xffffffffu, numbers[i]);
-            if (s.lane == 0) s.room.sums[i][s.warp] = sums[i], s.room.numbers[i][s.warp] = numbers[i];
+        over = above + block_sum(s.room, over);
+        within = over + block_sum(s.room, within);
+        if (need <= over) {
+            low = to, about = over;
+        } else if (need > within) {
+            high = from, above = within;
+        } else {
+            low = from, high = to, above = over, about = within, listed = s.room.listed;
         }
-        __syncthreads();
-        // Sums fall from pivot to pivot: the last that suffices is the new low, the next one the new high.
-        u64 beyond = above;
-        u32 in_low = total, in_high = 0;
-#pragma unroll
-        for (u32 i = 0; i < PIVOTS; i++) {
-            u64 sum = beyond;
-            u32 number = 0;
-#pragma unroll
-            for (u32 v = 0; v < WARPS; v++) sum += s.room.sums[i][v], number += s.room.numbers[i][v];
-            if (sum >= need) low = pivots[i], about = sum, in_low = number;
-            else if (pivots[i] < high) high = pivots[i], above = sum, in_high = number;
-        }
-        between = in_low - in_high;
     }
-    if (between > LIST) {
+    if (listed > LIST) {
         // One logit, and more tokens than the list holds.
         u64 each = by_mass ? mass(unordered(low), w) : 1, count = (need - above + each - 1) / each;
         list_equals(s, low, count, 0, true);
         return {low, ~(u32)s.room.list[0], above + count * each};
     }
-    u32 listed = collect(s, low, high);
     sort(s.room, listed);
     u64 own[EACH], sum = 0, total;
 #pragma unroll

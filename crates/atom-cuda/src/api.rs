@@ -29,13 +29,16 @@ macro_rules! table {
         enum $calls { $( $f, )* }
 
         impl $name {
+            /// What must be in the library.
+            pub const NAMES: &[&str] = &[$( stringify!($f) ),*];
+
             /// Finds the library and all functions in it.
             pub fn load(search: &Search) -> Result<Self, CudaError> {
                 let library = Opened::find($kind, search)?;
                 Ok(Self {
                     // SAFETY: the types are those of the vendor's headers, as cudarc has them.
                     $( $f: unsafe { library.function(stringify!($f)) }?, )*
-                    counts: [$( stringify!($f) ),*].iter().map(|_| AtomicU64::new(0)).collect(),
+                    counts: Self::NAMES.iter().map(|_| AtomicU64::new(0)).collect(),
                     library,
                 })
             }
@@ -47,8 +50,8 @@ macro_rules! table {
 
             /// Every function with the number of its calls so far.
             pub fn counts(&self) -> Vec<(&'static str, u64)> {
-                let names = [$( stringify!($f) ),*];
-                names.into_iter().zip(self.counts.iter().map(|n| n.load(Ordering::Relaxed))).collect()
+                let counts = self.counts.iter().map(|n| n.load(Ordering::Relaxed));
+                Self::NAMES.iter().copied().zip(counts).collect()
             }
 
             $(

@@ -4,6 +4,7 @@ use crate::blas::Blas;
 use crate::compile::Program;
 use crate::device::Stream;
 use crate::error::CudaError;
+use crate::fuse::{Step, fuse};
 use crate::gpu::Gpu;
 use crate::kernels::Queue;
 use crate::launch::attend::{AttendHeads, AttendKernels};
@@ -158,6 +159,11 @@ impl Backend for CudaBackend {
         let shapes = recording.ops().iter().filter_map(|op| experts_shape(&recording, op, element));
         let mut programs: Vec<Program> =
             shapes.flat_map(|shape| Experts::new(shape, properties).programs()).collect();
+        let steps = fuse(&recording, element, properties);
+        programs.extend(steps.iter().filter_map(|step| match step {
+            Step::Product(fused) => Some(fused.product.program(properties)),
+            _ => None,
+        }));
         programs.sort();
         programs.dedup();
         self.gpu.load(&programs)?;
@@ -168,7 +174,7 @@ impl Backend for CudaBackend {
             weights: self.weights.address(),
             reserved,
         };
-        let recorded = capture.record(&recording)?;
+        let recorded = capture.record(&recording, &steps)?;
         if let Some(free) = self.recordings.iter().position(Option::is_none) {
             self.recordings[free] = Some(recorded);
             return Ok(free);

@@ -1,6 +1,7 @@
 //! Which type each buffer of a recording has, and where it lies: buffers that are never alive together share memory.
 
 use crate::element::Element;
+use crate::fuse::Step;
 use atom_ops::{Buf, Op, Recording};
 
 /// A buffer's place.
@@ -21,17 +22,17 @@ pub(crate) struct Places {
 
 /// What an operator does to buffers.
 #[derive(Default)]
-struct Use {
-    reads: Vec<Buf>,
+pub(crate) struct Use {
+    pub(crate) reads: Vec<Buf>,
     /// Written whole, as far as any row is real: what was there before is not needed.
-    makes: Vec<Buf>,
+    pub(crate) makes: Vec<Buf>,
     /// Scratch: nothing comes in and nothing goes out.
-    scratches: Vec<Buf>,
+    pub(crate) scratches: Vec<Buf>,
 }
 
 impl Places {
-    /// `element` is the type of activations.
-    pub(crate) fn new(recording: &Recording, element: Element) -> Self {
+    /// `element` is the type of activations, `steps` are what is done of the recording.
+    pub(crate) fn new(recording: &Recording, steps: &[Step<'_>], element: Element) -> Self {
         let elements = elements(recording, element);
         let sizes: Vec<usize> = recording
             .buffers()
@@ -41,7 +42,7 @@ impl Places {
                 (spec.capacity(&recording.shape()) * element.bytes()).next_multiple_of(ALIGN)
             })
             .collect();
-        let conflicts = conflicts(recording);
+        let conflicts = conflicts(recording.buffers().len(), steps);
         // Largest first, each at the lowest place where it disturbs nobody.
         let mut order: Vec<usize> = (0..sizes.len()).collect();
         order.sort_by_key(|&buf| (std::cmp::Reverse(sizes[buf]), buf));
@@ -74,7 +75,7 @@ impl Places {
 /// Residual streams, router logits, routes, sums of squares and the logits that are sampled are f32. A residual in
 /// bf16 would lose what small layers add to it; in f32 it costs 4 bytes more of traffic for each element of an
 /// `add and norm`, about 1% of a step's.
-fn elements(recording: &Recording, element: Element) -> Vec<Element> {
+pub(crate) fn elements(recording: &Recording, element: Element) -> Vec<Element> {
     let mut elements = vec![element; recording.buffers().len()];
     for op in recording.ops() {
         let exact: &[Buf] = match op {
@@ -91,12 +92,11 @@ fn elements(recording: &Recording, element: Element) -> Vec<Element> {
 }
 
 /// `[a][b]` is true if both are needed at one time.
-fn conflicts(recording: &Recording) -> Vec<Vec<bool>> {
-    let count = recording.buffers().len();
+fn conflicts(count: usize, steps: &[Step<'_>]) -> Vec<Vec<bool>> {
     let mut conflicts = vec![vec![false; count]; count];
     let mut alive = vec![false; count]; // after the operator, going backwards
-    for op in recording.ops().iter().rev() {
-        let Use { reads, makes, scratches } = uses(op);
+    for step in steps.iter().rev() {
+        let Use { reads, makes, scratches } = step.uses();
         let mut now = alive.clone();
         for buf in reads.iter().chain(&makes).chain(&scratches) {
             now[usize::from(buf.0)] = true;
@@ -112,7 +112,7 @@ fn conflicts(recording: &Recording) -> Vec<Vec<bool>> {
     conflicts
 }
 
-fn uses(op: &Op) -> Use {
+pub(crate) fn uses(op: &Op) -> Use {
     let of = |reads: &[Buf], makes: &[Buf]| Use {
         reads: reads.to_vec(),
         makes: makes.to_vec(),
@@ -174,7 +174,8 @@ mod tests {
     #[test]
     fn buffers_that_are_needed_together_lie_apart_and_others_share() {
         let (recording, bufs) = chain();
-        let Places { places, bytes } = Places::new(&recording, Element::BF16);
+        let steps: Vec<Step<'_>> = recording.ops().iter().map(Step::Op).collect();
+        let Places { places, bytes } = Places::new(&recording, &steps, Element::BF16);
         let range = |buf: Buf| {
             let (place, spec) = (places[usize::from(buf.0)], recording.buffers()[usize::from(buf.0)]);
             place.offset..place.offset + spec.capacity(&recording.shape()) * place.element.bytes()
@@ -202,7 +203,7 @@ mod tests {
     #[test]
     fn residuals_are_f32_and_activations_are_not() {
         let (recording, [residual, normed, ..]) = chain();
-        let places = Places::new(&recording, Element::BF16).places;
+        let places = Places::new(&recording, &[], Element::BF16).places;
         assert_eq!(places[usize::from(residual.0)].element, Element::F32);
         assert_eq!(places[usize::from(normed.0)].element, Element::BF16);
     }

@@ -54,6 +54,12 @@ sources! {
     "norm" &[&[]];
     "rope" &[&[]];
     "route" &[&[]];
+    "linear_small" &[
+        &["ROWS_MAX=1", "RUN=4", "WARPS=8", "RING_KB=66", "NORM=0", "OUT=0"],
+        &["ROWS_MAX=2", "RUN=1", "WARPS=8", "RING_KB=40", "NORM=1", "OUT=1"],
+        &["ROWS_MAX=8", "RUN=3", "WARPS=8", "RING_KB=96", "NORM=0", "OUT=2"],
+        &["ROWS_MAX=16", "RUN=6", "WARPS=4", "RING_KB=60", "NORM=1", "OUT=3"],
+    ];
     "attend_simple" &[&[]];
     "attend_split" &[&["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"], &["WIDTH=128", "SMALL_SHARED"]];
     "attend_tiles" &[&["WIDTH=64"], &["WIDTH=96"], &["WIDTH=128"], &["WIDTH=256"]];
@@ -62,7 +68,6 @@ sources! {
     "experts_few" &[&["DEPTH=4"], &["DEPTH=6"]];
     "experts_small" &[&["ROW_TILES=1", "DEPTH=4"], &["ROW_TILES=2", "DEPTH=4"]];
     "experts_gemm" &[&["CLUSTER=1"], &["CLUSTER=2"]];
-    "linear_small" &[&["ROWS_MAX=8", "RUN=4"], &["ROWS_MAX=16", "RUN=4"]];
     "sample" &[&[]];
     "sample_finish" &[&[]];
     "sample_load" &[&[]];

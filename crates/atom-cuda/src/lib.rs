@@ -17,6 +17,7 @@ mod compile;
 mod device;
 mod element;
 mod error;
+mod fuse;
 mod gpu;
 mod graph;
 mod kernels;

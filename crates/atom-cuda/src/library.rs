@@ -117,6 +117,8 @@ pub(crate) struct Opened {
     kind: Kind,
     library: Library,
     path: String,
+    /// Libraries that it opens by name, which the system would not find beside it.
+    _companions: Vec<Library>,
 }
 
 impl Opened {
@@ -134,7 +136,8 @@ impl Opened {
             // that the user named.
             match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) } {
                 Ok(library) => {
-                    return Ok(Self { kind, library, path: path.display().to_string() });
+                    let _companions = companions(kind, &path);
+                    return Ok(Self { kind, library, path: path.display().to_string(), _companions });
                 }
                 Err(error) => tried.push(format!("  {}: {}", path.display(), reason(&error))),
             }
@@ -165,6 +168,19 @@ impl Opened {
         // SAFETY: the caller says that `F` is the function's type.
         unsafe { self.library.get::<F>(symbol.as_bytes()) }.map(|found| *found).map_err(|_| missing())
     }
+}
+
+/// NVRTC opens its built-in functions by a bare name when it first compiles. In a wheel they lie beside it, where the
+/// system does not look; a library that is open already is found by its name.
+fn companions(kind: Kind, path: &Path) -> Vec<Library> {
+    let folder = path.parent().filter(|_| kind == Kind::Nvrtc && path.is_absolute());
+    let entries = folder.and_then(|folder| std::fs::read_dir(folder).ok());
+    let files = entries.into_iter().flatten().filter_map(|entry| entry.ok().map(|entry| entry.path()));
+    let builtins = files.filter(|file| {
+        file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libnvrtc-builtins.so"))
+    });
+    // SAFETY: as for the library itself. One that does not open is missed, and named, when NVRTC asks for it.
+    builtins.filter_map(|file| unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) }.ok()).collect()
 }
 
 /// What the system's loader said, without repeating the path.

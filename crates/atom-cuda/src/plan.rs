@@ -4,6 +4,7 @@ use crate::buffers::Places;
 use crate::device::Properties;
 use crate::element::Element;
 use crate::error::CudaError;
+use crate::fuse::fuse;
 use crate::launch::attend::{AttendHeads, AttendKernels};
 use crate::launch::experts::{Experts, ExpertsShape};
 use crate::launch::sample::SampleMemory;
@@ -81,7 +82,8 @@ impl Sizer {
 
     /// Takes a recording into account; `reserve` is what [`Backend::reserve`] will get (its pages don't matter).
     pub fn add(&mut self, recording: &Recording, reserve: &Reserve) {
-        self.room = self.room.max(Places::new(recording, self.shelf.element()).bytes);
+        let steps = fuse(recording, self.shelf.element(), &self.properties);
+        self.room = self.room.max(Places::new(recording, &steps, self.shelf.element()).bytes);
         let limits = limits(reserve, &self.properties, self.shelf.element());
         self.staging = self.staging.max(Layout::new(&recording.shape(), &limits).end);
         let experts =

@@ -5,10 +5,12 @@ use crate::blas::{Blas, Product};
 use crate::buffers::Places;
 use crate::element::Element;
 use crate::error::CudaError;
+use crate::fuse::{Fused, Step};
 use crate::graph::Graph;
 use crate::kernels::Queue;
 use crate::launch::attend::{self, AttendScratch, AttendStep, TileMaps};
 use crate::launch::experts::{Experts, ExpertsArrays, ExpertsMaps, ExpertsPath};
+use crate::launch::linear_small::{self, SmallOperands};
 use crate::launch::norm::{self, HeadWidths, NORM_WIDTH_MAX, NormOf, NormWeight};
 use crate::launch::rope::{self, HeadNorms, Heads, Places as RowPlaces};
 use crate::launch::route::{self, EXPERTS_MAX, TOP_K_MAX};
@@ -51,13 +53,13 @@ struct Scene<'a> {
 
 impl Capture<'_> {
     /// Checks everything, chooses algorithms, captures.
-    pub(crate) fn record(&self, recording: &Recording) -> Result<Recorded, OpsError> {
+    pub(crate) fn record(&self, recording: &Recording, steps: &[Step<'_>]) -> Result<Recorded, OpsError> {
         let reserve = &self.reserved.reserve;
         let (shape, top) = (recording.shape(), reserve.top);
         if shape.rows > top.rows || shape.out_rows > top.out_rows || shape.lanes != top.lanes {
             return Err(OpsError::Memory(format!("{shape:?} was recorded, {top:?} was reserved for")));
         }
-        let places = Places::new(recording, self.shelf.element());
+        let places = Places::new(recording, steps, self.shelf.element());
         if places.bytes > self.reserved.room.bytes() {
             return Err(OpsError::Memory(format!(
                 "a recording of {} rows needs {} bytes of buffers, {} were planned",
@@ -71,16 +73,16 @@ impl Capture<'_> {
         assert!(layout.end <= self.reserved.staging.bytes(), "the plan has room for every layout");
         let scene = Scene { with: self, recording, places, layout };
         // Choosing may load code and takes its time: not within a capture. The same walk, products only.
-        for op in recording.ops() {
-            if let Op::Linear { x, weight, out, .. } = *op {
+        for step in steps {
+            if let Step::Op(&Op::Linear { x, weight, out, .. }) = *step {
                 self.blas.choose(scene.product(x, weight, out)?.0)?;
             }
         }
         let graph = Graph::capture(self.queue.stream, || {
             scene.begin()?;
-            recording.ops().iter().try_for_each(|op| {
-                scene.op(op).map_err(|error| match error {
-                    OpsError::Weights(what) => OpsError::Weights(format!("{}: {what}", op.name())),
+            steps.iter().try_for_each(|step| {
+                scene.step(step).map_err(|error| match error {
+                    OpsError::Weights(what) => OpsError::Weights(format!("{}: {what}", step.name())),
                     other => other,
                 })
             })
@@ -106,6 +108,14 @@ impl Scene<'_> {
         Ok(())
     }
 
+    fn step(&self, step: &Step<'_>) -> Result<(), OpsError> {
+        match *step {
+            Step::Op(op) => self.op(op),
+            Step::Norm { x, weight, eps, out } => self.norm_rows(x, weight, eps, out),
+            Step::Product(ref fused) => self.fused(fused),
+        }
+    }
+
     /// SAFETY of all launches here: buffers have room for the recording's shape (`Places`, checked against the room),
     /// weights have the shapes that are checked here, staging arrays come from the layout, and all of them live as
     /// long as the backend, which outlives its graphs.
@@ -113,18 +123,7 @@ impl Scene<'_> {
         let queue = &self.with.queue;
         match *op {
             Op::Embed { table, out } => self.embed(table, out)?,
-            Op::Norm { x, weight, eps, out } => {
-                let of = match (self.element(x), self.element(out)) {
-                    (Element::F32, _) => NormOf::Residual,
-                    (Element::BF16, Element::BF16) => NormOf::Activations,
-                    (Element::BF16, Element::F32) => {
-                        return Err(OpsError::Weights(format!("{x:?} is rounded and {out:?} is not")));
-                    }
-                };
-                let (element, norm) = (self.element(out), self.norm(x, weight, eps)?);
-                // SAFETY: see above.
-                unsafe { norm::norm(queue, element, (self.at(x), of), norm, self.at(out), self.real(x)) }?;
-            }
+            Op::Norm { x, weight, eps, out } => self.norm_rows(x, weight, eps, out)?,
             Op::AddNorm { residual, x, weight, eps, out } => {
                 self.same_type(x, out)?;
                 let (sum, norm) = ((self.at(residual), self.at(x)), self.norm(x, weight, eps)?);
@@ -227,6 +226,44 @@ impl Scene<'_> {
             // SAFETY: see `op`.
             unsafe { step::add_bias(&self.with.queue, element, self.at(out), bias, width, real) }?;
         }
+        Ok(())
+    }
+
+    fn norm_rows(&self, x: Buf, weight: Weight, eps: f32, out: Buf) -> Result<(), OpsError> {
+        let of = match (self.element(x), self.element(out)) {
+            (Element::F32, _) => NormOf::Residual,
+            (Element::BF16, Element::BF16) => NormOf::Activations,
+            (Element::BF16, Element::F32) => {
+                return Err(OpsError::Weights(format!("{x:?} is rounded and {out:?} is not")));
+            }
+        };
+        let (element, norm) = (self.element(out), self.norm(x, weight, eps)?);
+        let (queue, out, real) = (&self.with.queue, self.at(out), self.real(x));
+        // SAFETY: see `op`.
+        unsafe { norm::norm(queue, element, (self.at(x), of), norm, out, real) }?;
+        Ok(())
+    }
+
+    fn fused(&self, fused: &Fused) -> Result<(), OpsError> {
+        let &Fused { x, norm, weight, bias, out, ref product } = fused;
+        let Loaded::Matrix { outputs, inputs, at } = self.with.shelf.loaded(weight)? else {
+            return Err(OpsError::Weights(format!("{weight:?} is no matrix")));
+        };
+        equal("inputs", inputs, product.inputs)?;
+        equal("outputs", outputs, product.outputs)?;
+        let norm = match norm {
+            None => (Address::NULL, 0.0),
+            Some((weight, eps)) => (self.vector(weight, inputs)?, eps),
+        };
+        let operands = SmallOperands {
+            weight: self.with.weights.plus(at),
+            bias: bias.map_or(Ok(Address::NULL), |bias| self.vector(bias, outputs))?,
+            norm,
+            x: self.at(x),
+            out: self.at(out),
+        };
+        // SAFETY: see `op`.
+        unsafe { linear_small::multiply(&self.with.queue, product, operands, self.real(x)) }?;
         Ok(())
     }
 

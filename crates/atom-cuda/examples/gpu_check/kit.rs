@@ -1,7 +1,7 @@
 //! What checks share: random inputs, poisoned outputs, comparison with a reference of higher precision.
 
 use atom_cuda::{
-    Compiler, CublasLt, CudaError, Device, DeviceMem, Driver, Element, Kernels, Nvrtc, Queue, Search,
+    Compiler, CublasLt, CudaError, Device, DeviceMem, Driver, Element, Kernels, Nvrtc, Program, Queue, Search,
 };
 use atom_cuda::{SOURCES, Source, Stream};
 use std::sync::Arc;
@@ -13,6 +13,7 @@ pub(crate) struct Kit {
     pub(crate) stream: Stream,
     pub(crate) kernels: Kernels,
     pub(crate) cublaslt: Arc<CublasLt>,
+    nvrtc: Nvrtc,
     seed: u64,
     passed: usize,
     failed: usize,
@@ -38,7 +39,13 @@ impl Kit {
             start.elapsed().as_secs_f64()
         );
         let cublaslt = Arc::new(CublasLt::load(search)?);
-        Ok(Self { stream: device.stream()?, device, kernels, cublaslt, seed, passed: 0, failed: 0 })
+        Ok(Self { stream: device.stream()?, device, kernels, cublaslt, nvrtc, seed, passed: 0, failed: 0 })
+    }
+
+    /// Compiles and loads programs beyond those that sources list.
+    pub(crate) fn load(&mut self, programs: &[Program]) -> Result<(), CudaError> {
+        let compiler = Compiler::new(&self.nvrtc, &self.device.arch(), None)?;
+        self.kernels.load(&compiler, programs, &|_| {}).map(drop)
     }
 
     /// Where launchers put their work.

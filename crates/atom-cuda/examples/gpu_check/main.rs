@@ -7,6 +7,7 @@ mod attend;
 mod blas;
 mod experts;
 mod kit;
+mod linear_small;
 mod norm;
 mod rope;
 mod route;
@@ -23,6 +24,7 @@ type Checks = fn(&mut Kit) -> Result<(), atom_cuda::CudaError>;
 const FAMILIES: &[(&str, Checks)] = &[
     ("step", step::checks),
     ("blas", blas::checks),
+    ("linear_small", linear_small::checks),
     ("rows", rows::checks),
     ("norm", norm::checks),
     ("rope", rope::checks),

@@ -24,6 +24,7 @@ pub(crate) fn checks(kit: &mut Kit) -> Result<(), CudaError> {
     ] {
         lane(kit, vocab, out_rows, steps)?;
     }
+    a_search_between_two_neighbouring_logits_ends(kit)?;
     what_is_no_number(kit)?;
     draws_follow_the_probabilities(kit)
 }
@@ -216,6 +217,30 @@ fn logits(kit: &mut Kit, kind: usize, vocab: usize) -> Vec<f32> {
         logits[0] = -3.0;
     }
     logits
+}
+
+/// Two floats next to each other, each the logit of more tokens than the kernels list: a search that halved a range of
+/// keys by rounding down never got from two keys to one.
+fn a_search_between_two_neighbouring_logits_ends(kit: &mut Kit) -> Result<(), CudaError> {
+    let vocab = 40_000;
+    let mut lane = Lane::new(kit, vocab, 7)?;
+    let logits: Vec<f32> =
+        (0..6 * vocab).map(|_| if kit.below(2) == 0 { 1.0 } else { 1.0_f32.next_up() }).collect();
+    let limits = [(0, 0.3), (0, 0.9), (5000, 1.0), (30_000, 1.0), (30_000, 0.9), (12_000, 0.2)];
+    let out: Vec<OutRow> = (0_u32..)
+        .zip(limits)
+        .map(|(i, (top_k, top_p))| {
+            let params = SamplingParams { top_k, top_p, seed: kit.word(), ..SamplingParams::default() };
+            let params = SamplingParams { logprobs: (i % 2 == 0).then_some(20), ..params };
+            OutRow { row: i, slot: SlotId(i + 1), position: i, target: None, params: Arc::new(params) }
+        })
+        .collect();
+    let found = lane.step(kit, &out, &logits)?;
+    for ((row, found), logits) in out.iter().zip(&found).zip(logits.chunks(vocab)) {
+        let expected = reference::sample(logits, row, &mut Vec::new());
+        same(kit, &format!("two logits, {row:?}"), found, &expected);
+    }
+    Ok(())
 }
 
 fn what_is_no_number(kit: &mut Kit) -> Result<(), CudaError> {

@@ -107,7 +107,7 @@ pub unsafe fn rotate_and_cache(
 const ROWS_FEW: usize = 256;
 
 /// Warps of a block then; measured best on an H200 (8192 rows of 48 heads).
-const WARPS_OF_MANY: usize = 4;
+const WARPS_OF_MANY: usize = 2;
 
 /// Warps of a block at the most, as the kernel is compiled.
 const WARPS_MAX: usize = 16;

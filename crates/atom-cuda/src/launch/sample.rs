@@ -162,11 +162,11 @@ pub unsafe fn load_biases(
     unsafe { queue.launch("sample_load", "sample_load_biases", launch, &args) }
 }
 
-/// Blocks that share a row. Any number gives the same bits; about nine blocks a processor keep the memory busy, and one
+/// Blocks that share a row. Any number gives the same bits; eight blocks fit on a processor at a time, and one
 /// warp has at least 512 tokens.
 fn splits(vocab: usize, out_rows: usize, processors: u32) -> u32 {
     let most = vocab.div_ceil(4 * BLOCK) as u32;
-    (9 * processors / out_rows.max(1) as u32).clamp(1, most)
+    (8 * processors / out_rows.max(1) as u32).clamp(1, most)
 }
 
 /// Tokens whose weight is kept as one sum, `BLOCK` of kernels/sample.cuh.
