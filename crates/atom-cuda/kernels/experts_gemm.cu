@@ -278,11 +278,16 @@ template <typename Job> __device__ __forceinline__ void grouped(const Job& job) 
     let_next_kernel_start();
     int across = (job.outputs + Job::COLUMNS - 1) / Job::COLUMNS, items = job.plan.counts[1] * across;
     Place at;
+    // The next tile is read a tile ahead.
+    auto tile_of = [&](int item) { return item < items ? job.plan.tiles[item / across] : make_uint4(0, 0, 0, 0); };
+    uint4 tile = tile_of(cluster), next;
     if (warpgroup == 0) {
         registers_less<88>();
 #pragma unroll 1
-        for (int item = cluster; item < items; item += clusters)
-            job.fetch(ring, at, Part(job.plan.tiles[item / across], rank), item % across, rank);
+        for (int item = cluster; item < items; item += clusters, tile = next) {
+            next = tile_of(item + clusters);
+            job.fetch(ring, at, Part(tile, rank), item % across, rank);
+        }
     } else {
         registers_more<208>();
         warpgroup -= 1;
@@ -290,8 +295,9 @@ template <typename Job> __device__ __forceinline__ void grouped(const Job& job) 
         u8* staging = gemm_shared + STAGES * STAGE_BYTES + warpgroup * 2 * Job::CHUNK * (Job::ROW_BYTES + 16);
         float d[2][WGMMA_REGISTERS];
 #pragma unroll 1
-        for (int item = cluster; item < items; item += clusters) {
-            Part part(job.plan.tiles[item / across], rank);
+        for (int item = cluster; item < items; item += clusters, tile = next) {
+            next = tile_of(item + clusters);
+            Part part(tile, rank);
             Targets<Job::IS_SCATTERED> targets(job.plan, part);
             multiply_any<Job::IS_GATHERED>(part.n, d, ring, at, (job.inputs + 63) / 64, warpgroup);
             int column = item % across * Job::COLUMNS + warpgroup * (Job::COLUMNS / 2);
