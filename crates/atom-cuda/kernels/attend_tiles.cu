@@ -22,7 +22,7 @@
 // Positions at or behind the tile's end are never read: their pages may be anyone's.
 
 #include "dependent.cuh"
-#include "hopper.cuh"
+#include "hopper_attend.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
