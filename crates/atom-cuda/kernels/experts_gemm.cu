@@ -21,7 +21,12 @@
 // (A block that fetches everything for itself is bound by the L2 cache: 513 TFLOP/s at 6.4 TB/s.) Rows of A alternate
 // between 8 of gate and 8 of up, so a lane holds both values of a column and the activation costs no exchange. Warpgroup 0
 // fetches (weights by TMA; rows of x, which lie anywhere, by cp.async), 1 and 2 multiply 128 weight rows each. A sum runs
-// along K in one order whatever the tile.
+// along K in one order whatever the tile: bits of a row depend neither on CLUSTER nor on the rows beside it.
+//
+// On an H200, Qwen3-30B-A3B's layer (hidden 2048, width 768, 128 experts, 8 a row), random routes, plan and combine included:
+// CLUSTER 2: 16384 rows 2366 us (523 TFLOP/s of cuBLASLt's 776; first product 594, second 511), 8192 rows 1230 us (503; 576,
+// 471; plan 14 us, combine 82 us), 4096 rows 641 us (483). CLUSTER 1: 1024 rows 385 us, 512 rows 324 us, 256 rows 310 us,
+// 128 rows 302 us (93% of 4.28 TB/s).
 #if __CUDA_ARCH__ == 900 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #include "dependent.cuh"
 #include "experts_choices.cuh"
