@@ -13,6 +13,9 @@
 // x [rows, hidden], routes [rows, 2 top_k] f32, gate_up [held, 2 width, hidden], down [held, hidden, width].
 // Scratch: gated, rows * top_k * width * 2 bytes. Tiles are of up to 8 choices; an expert with more is read again.
 // Both may be launched with programmatic dependent launch (down then fetches weights while gate ends).
+// On an H200, Qwen3-30B-A3B's layer (hidden 2048, width 768, 128 experts, 8 a row), random routes, weights read once:
+// 1 row 22.6-24.5 us (72-78% of the copy bandwidth, 4.28 TB/s), 2 rows 41 (83%), 4 rows 71 (90%), 8 rows 119 (96%),
+// 16 rows 186 (99%), 32 rows 248 (100%), 64 rows 281-292 (95-99%).
 // (Both in one launch, with a meeting of all blocks between, was measured: 24.0 us for one row, against 22.6.)
 // A sum runs along K in one order, whatever the rows: 8 warps' shares in gate, one warp in down.
 #include "experts_choices.cuh"

@@ -389,7 +389,7 @@ impl Scene<'_> {
         let shape = experts_shape(self.recording, op, self.element(x)).expect("called for experts");
         let kernels = Experts::new(shape, device.properties());
         let maps = match kernels.path() {
-            ExpertsPath::Grouped { .. } => Some(ExpertsMaps::new(device, &shape, &arrays)?),
+            ExpertsPath::Grouped { cluster } => Some(ExpertsMaps::new(device, &shape, &arrays, cluster)?),
             _ => None,
         };
         // SAFETY: see `op`.

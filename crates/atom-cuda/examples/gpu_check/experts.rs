@@ -105,7 +105,9 @@ fn run(kit: &mut Kit, case: &Case, element: Element, path: ExpertsPath) -> Resul
             sums,
         };
         let maps = match path {
-            ExpertsPath::Grouped { .. } => Some(ExpertsMaps::new(&kit.device, &shape, &arrays)?),
+            ExpertsPath::Grouped { cluster } => {
+                Some(ExpertsMaps::new(&kit.device, &shape, &arrays, cluster)?)
+            }
             _ => None,
         };
         // SAFETY: the arrays have the shape's sizes and live until the output is read back.

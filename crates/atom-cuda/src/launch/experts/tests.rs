@@ -23,7 +23,7 @@ fn shape(rows: usize) -> ExpertsShape {
 fn the_bucket_decides_which_kernels_run() {
     let h200 = gpu((9, 0), 232_448);
     let path = |rows| Experts::new(shape(rows), &h200).path();
-    assert_eq!(path(1), ExpertsPath::Few { depths: [4, 4] });
+    assert_eq!(path(1), ExpertsPath::Few { depths: [6, 6] });
     assert_eq!(path(32), ExpertsPath::Few { depths: [6, 6] });
     assert!(matches!(path(FEW_ROWS), ExpertsPath::Few { .. }));
     assert_eq!(path(FEW_ROWS + 1), ExpertsPath::Grouped { cluster: 1 });
