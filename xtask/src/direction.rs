@@ -14,6 +14,7 @@ const ORDER: &[&str] = &[
     "atom-engine",
     "atom-group",
     "atom-model",
+    "atom-cuda",
     "atom-cpu",
     "atom-ops",
     "atom-weights",
@@ -23,11 +24,16 @@ const ORDER: &[&str] = &[
 
 /// Pairs that the list would allow and the architecture doesn't: (crate, what it must not know).
 const FORBIDDEN: &[(&str, &[&str])] = &[
-    ("atom-serve", &["atom-rank", "atom-group", "atom-model", "atom-cpu", "atom-ops", "atom-weights"]),
+    (
+        "atom-serve",
+        &["atom-rank", "atom-group", "atom-model", "atom-cuda", "atom-cpu", "atom-ops", "atom-weights"],
+    ),
     ("atom-bench", &["atom-engine", "atom-text", "atom-rank", "atom-ops", "atom-weights", "atom-group"]),
-    ("atom-engine", &["atom-ops", "atom-model", "atom-cpu", "atom-weights", "atom-telemetry"]),
-    ("atom-group", &["atom-ops", "atom-model", "atom-cpu", "atom-weights", "atom-telemetry"]),
-    ("atom-model", &["atom-cpu"]),
+    ("atom-engine", &["atom-ops", "atom-model", "atom-cuda", "atom-cpu", "atom-weights", "atom-telemetry"]),
+    ("atom-group", &["atom-ops", "atom-model", "atom-cuda", "atom-cpu", "atom-weights", "atom-telemetry"]),
+    ("atom-model", &["atom-cuda", "atom-cpu"]),
+    ("atom-rank", &["atom-cuda", "atom-cpu"]),
+    ("atom-cuda", &["atom-cpu", "atom-telemetry"]),
     ("atom-text", &["atom-rank", "atom-engine", "atom-ops", "atom-group"]),
 ];
 

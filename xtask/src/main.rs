@@ -1,5 +1,6 @@
 //! Checks of the tree that the compiler doesn't make: `cargo xtask tidy`, also run as a test; `mutants`, which
-//! tests the tests; and `explore`, which looks further than they have time for.
+//! tests the tests; `explore`, which looks further than they have time for; and `kernels`, which compiles GPU kernels
+//! without a GPU.
 
 #![forbid(unsafe_code)]
 
@@ -20,8 +21,10 @@ fn main() -> ExitCode {
         ["mutants", "--list"] => mutants::run(&root(), "", true),
         ["mutants", name] if !name.starts_with('-') => mutants::run(&root(), name, false),
         ["explore", rest @ ..] => explore(rest),
+        ["kernels", rest @ ..] => kernels(rest),
         _ => Err(anyhow!(
-            "usage: cargo xtask tidy | mutants [NAME | PACKAGE | --list] | explore [--lanes 1..4] [--supervised] [--deep]"
+            "usage: cargo xtask tidy | mutants [NAME | PACKAGE | --list] | explore [--lanes 1..4] [--supervised] [--deep] | \
+             kernels [--all]"
         )),
     };
     match outcome {
@@ -43,6 +46,20 @@ fn explore(args: &[&str]) -> Result<()> {
         .context("starting cargo")?;
     if !status.success() {
         bail!("the exploration ended with {status}");
+    }
+    Ok(())
+}
+
+/// Compiles all kernels of `atom-cuda` by NVRTC, which `pip install "nvidia-cuda-nvrtc==13.0.*"` brings.
+fn kernels(args: &[&str]) -> Result<()> {
+    let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .current_dir(root())
+        .args(["run", "--quiet", "--package", "atom-cuda", "--example", "kernels", "--"])
+        .args(args)
+        .status()
+        .context("starting cargo")?;
+    if !status.success() {
+        bail!("kernels don't compile: {status}");
     }
     Ok(())
 }

@@ -151,6 +151,16 @@ impl Checkpoint {
         Self::assemble(folder, config, Source::Dummy { raw_config }, entries)
     }
 
+    /// The same, but nothing is made before somebody asks for a tensor's bytes: for devices that make weights
+    /// themselves by [`Tensor::recipe`]. So the model may be larger than the host's memory.
+    pub fn dummy_unmade(folder: impl AsRef<Path>, dtype: DType) -> Result<Self, WeightsError> {
+        let folder = folder.as_ref();
+        let (raw_config, config) = folder::configuration(folder)?;
+        let tensors = synthetic::unmade(&config, 0, dtype);
+        let entries = tensors.into_iter().map(|(name, tensor)| (name, Entry::Readable(tensor))).collect();
+        Self::assemble(folder, config, Source::Dummy { raw_config }, entries)
+    }
+
     /// The parsed configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config
@@ -278,7 +288,7 @@ impl Checkpoint {
             }
             let tensor = entry.clone().into_tensor(origin, &spec.name)?;
             parameters += (tensor.rows() * tensor.cols()) as u64;
-            total_bytes += tensor.bytes().len() as u64;
+            total_bytes += tensor.byte_len() as u64;
             unused.remove(spec.name.as_str());
         }
         let unused = unused.into_keys().map(str::to_owned).collect();

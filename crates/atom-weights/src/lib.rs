@@ -41,4 +41,4 @@ pub use config::{Architecture, ModelConfig, MoeConfig, QkNorm, Rope, RopeLayout,
 pub use error::WeightsError;
 pub use gguf::Gguf;
 pub use quant::dequantize;
-pub use tensor::{DType, Tensor};
+pub use tensor::{DType, Recipe, Tensor};

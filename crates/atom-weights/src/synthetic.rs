@@ -4,7 +4,7 @@ use crate::config::ModelConfig;
 use crate::error::WeightsError;
 use crate::family::{self, Role, TensorSpec};
 use crate::quant::quantize;
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Recipe, Tensor};
 use atom_base::rng::philox;
 use std::f64::consts::TAU;
 use std::sync::Arc;
@@ -38,6 +38,17 @@ pub(crate) fn tensors(
     }))
 }
 
+/// The same, made only where somebody asks for bytes: a device makes them itself from their recipes. Of any size.
+pub(crate) fn unmade(config: &ModelConfig, salt: u64, dtype: DType) -> Vec<(String, Tensor)> {
+    let tied = config.tied_embeddings;
+    let one = |spec: TensorSpec| {
+        let (name, shape, recipe) = (spec.name.clone(), spec.shape.clone(), recipe(&spec, tied, salt));
+        let dtype = stored(&spec, dtype);
+        (name, Tensor::unmade(dtype, shape, recipe, move || quantize(dtype, &values(&spec, tied, salt))))
+    };
+    family::tensors(config).into_iter().map(one).collect()
+}
+
 fn bytes_of(spec: &TensorSpec, dtype: DType) -> u128 {
     let elements: u128 = spec.shape.iter().map(|&n| n as u128).product();
     let dtype = stored(spec, dtype);
@@ -62,7 +73,7 @@ fn tensor(spec: &TensorSpec, tied: bool, salt: u64, dtype: DType) -> Tensor {
     Tensor::new(dtype, spec.shape.clone(), Arc::new(bytes), 0, len)
 }
 
-fn values(spec: &TensorSpec, tied: bool, salt: u64) -> Vec<f32> {
+fn recipe(spec: &TensorSpec, tied: bool, salt: u64) -> Recipe {
     let inputs = spec.shape.last().copied().unwrap_or(1) as f64;
     let (offset, scale) = match spec.role {
         Role::Embedding if tied => (0.0, 0.3),
@@ -75,6 +86,11 @@ fn values(spec: &TensorSpec, tied: bool, salt: u64) -> Vec<f32> {
         Role::Matrix => (0.0, 1.2 / inputs.sqrt()),
     };
     let key = [crc32(format!("{salt}/{}", spec.name).as_bytes()), salt as u32];
+    Recipe { key, offset, scale, first: 0 }
+}
+
+fn values(spec: &TensorSpec, tied: bool, salt: u64) -> Vec<f32> {
+    let Recipe { key, offset, scale, .. } = recipe(spec, tied, salt);
     let count: usize = spec.shape.iter().product();
     let mut values = Vec::with_capacity(count + 1);
     for pair in 0..count.div_ceil(2) as u64 {

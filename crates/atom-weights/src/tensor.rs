@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Whatever keeps a tensor's bytes alive: a mapped file, or a vector.
 pub(crate) type Owner = Arc<dyn AsRef<[u8]> + Send + Sync>;
@@ -36,6 +36,33 @@ pub struct Tensor {
     owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
     start: usize,
     len: usize,
+    recipe: Option<Recipe>,
+}
+
+/// How the elements of a synthetic tensor come about, for who can make them where they are needed. See
+/// [`Checkpoint::synthetic`](crate::Checkpoint::synthetic) for the rule.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Recipe {
+    /// Key of the generator.
+    pub key: [u32; 2],
+    /// Added to every element.
+    pub offset: f64,
+    /// Standard deviation.
+    pub scale: f64,
+    /// Index of the tensor's first element.
+    pub first: u64,
+}
+
+/// Bytes that are made when somebody first asks for them.
+struct Unmade<F> {
+    make: F,
+    bytes: OnceLock<Vec<u8>>,
+}
+
+impl<F: Fn() -> Vec<u8>> AsRef<[u8]> for Unmade<F> {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes.get_or_init(&self.make)
+    }
 }
 
 impl DType {
@@ -83,7 +110,36 @@ impl Tensor {
         );
         let rows: usize = shape.iter().rev().skip(1).product();
         assert_eq!(len, rows * dtype.row_bytes(inner), "{dtype:?} {shape:?} does not take {len} bytes");
-        Self { dtype, shape, owner, start, len }
+        Self { dtype, shape, owner, start, len, recipe: None }
+    }
+
+    /// A tensor whose bytes `make` gives, if they are ever asked for, and which the recipe describes.
+    pub(crate) fn unmade(
+        dtype: DType,
+        shape: Vec<usize>,
+        recipe: Recipe,
+        make: impl Fn() -> Vec<u8> + Send + Sync + 'static,
+    ) -> Self {
+        let rows: usize = shape.iter().rev().skip(1).product();
+        let len = rows * dtype.row_bytes(shape.last().copied().unwrap_or(1));
+        let owner = Arc::new(Unmade { make, bytes: OnceLock::new() });
+        Self { dtype, shape, owner, start: 0, len, recipe: Some(recipe) }
+    }
+
+    /// What describes the elements, if they were not read but made up. A device that follows it need not ask for
+    /// [`Self::bytes`].
+    pub fn recipe(&self) -> Option<Recipe> {
+        self.recipe
+    }
+
+    /// Equal for views of the same bytes, as long as one of them lives.
+    pub fn identity(&self) -> (usize, usize) {
+        (Arc::as_ptr(&self.owner).cast::<()>() as usize, self.start)
+    }
+
+    /// How many bytes there are, without making them.
+    pub fn byte_len(&self) -> usize {
+        self.len
     }
 
     /// A tensor of f32 values made in memory.
@@ -114,7 +170,10 @@ impl Tensor {
         assert!(rows.start <= rows.end && rows.end <= self.rows(), "rows {rows:?} of {}", self.rows());
         let row_bytes = self.dtype.row_bytes(self.cols());
         let (start, len) = (self.start + rows.start * row_bytes, rows.len() * row_bytes);
-        Self::new(self.dtype, vec![rows.len(), self.cols()], Arc::clone(&self.owner), start, len)
+        let first = (rows.start * self.cols()) as u64;
+        let recipe = self.recipe.map(|recipe| Recipe { first: recipe.first + first, ..recipe });
+        let shape = vec![rows.len(), self.cols()];
+        Self { dtype: self.dtype, shape, owner: Arc::clone(&self.owner), start, len, recipe }
     }
 
     /// The bytes of one row.

@@ -67,7 +67,7 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_enum, value_name = "TYPE", num_args = 0..=1, require_equals = true, default_missing_value = "bf16")]
     pub(crate) load_dummy: Option<DummyType>,
 
-    /// Where to compute. This build has the CPU backend; auto takes it.
+    /// Where to compute. auto takes an NVIDIA GPU if a driver and a GPU are found, else the CPU.
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     pub(crate) device: Device,
 
@@ -112,7 +112,7 @@ pub(crate) struct EngineArgs {
     pub(crate) dp_load_balance: LoadBalanceArg,
 
     /// Rows of the largest step; longer prompts are computed in chunks [default: what takes this CPU
-    /// less than half a second and fits --workspace-memory].
+    /// less than half a second and fits --workspace-memory; 8192 on a GPU].
     #[arg(long, value_name = "ROWS")]
     pub(crate) max_num_batched_tokens: Option<u32>,
 
@@ -124,24 +124,34 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_name = "TOKENS")]
     pub(crate) max_model_len: Option<usize>,
 
-    /// How keys and values are kept. auto: f32 for f32 models, else f16.
+    /// What a GPU computes in: weights of other types are converted when they are loaded. auto: bfloat16.
+    #[arg(long, value_enum, default_value_t = DTypeArg::Auto)]
+    pub(crate) dtype: DTypeArg,
+
+    /// Share of a GPU's memory that this process may take, weights and recordings included; what they leave is
+    /// the KV cache [default: 0.9].
+    #[arg(long, value_name = "SHARE")]
+    pub(crate) gpu_memory_utilization: Option<f64>,
+
+    /// How keys and values are kept. auto: on a GPU what it computes in; on a CPU f32 for f32 models, else f16.
     #[arg(long, value_enum, default_value_t = KvCacheDType::Auto)]
     pub(crate) kv_cache_dtype: KvCacheDType,
 
-    /// Memory for all KV caches together, such as 512MiB or 4GiB [default: a quarter of the free memory,
-    /// 4GiB at most].
+    /// Memory for all KV caches together, such as 512MiB or 4GiB [default: on a CPU a quarter of the free memory,
+    /// 4GiB at most; on a GPU what --gpu-memory-utilization leaves].
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) kv_cache_memory: Option<u64>,
 
     /// Memory that steps of all ranks may work in at the most, such as 512MiB or 4GiB: activations, scratch and
     /// what goes to other lanes, for the largest step and the worst routing. Without --max-num-batched-tokens
-    /// steps are kept as small; with it, more is refused [default: a quarter of the free memory].
+    /// steps are kept as small; with it, more is refused [default: a quarter of the free memory]. A GPU's memory is
+    /// planned as a whole: --gpu-memory-utilization.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) workspace_memory: Option<u64>,
 
-    /// Positions in a page of the KV cache: 16, 32, 64 or 128.
-    #[arg(long, value_name = "TOKENS", default_value_t = 16)]
-    pub(crate) block_size: usize,
+    /// Positions in a page of the KV cache: 16, 32, 64 or 128 [default: 16 on a CPU, 64 on a GPU].
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) block_size: Option<usize>,
 
     /// Compute every prompt anew, also what was computed before.
     #[arg(long)]
@@ -151,7 +161,7 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub(crate) max_waiting: usize,
 
-    /// Threads of all ranks together [default: one for each core].
+    /// Threads of all ranks together, on a CPU [default: one for each core].
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
 
@@ -159,10 +169,10 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_enum)]
     pub(crate) isa: Option<IsaArg>,
 
-    /// Activations that meet quantised weights: 16-bit integers (nearly exact), 8-bit ones (as most engines
-    /// have it, faster, and flips near-ties between tokens), or f32.
-    #[arg(long, value_enum, default_value_t = ActivationsArg::Int16)]
-    pub(crate) activations: ActivationsArg,
+    /// Activations that meet quantised weights on a CPU: 16-bit integers (nearly exact), 8-bit ones (as most
+    /// engines have it, faster, and flips near-ties between tokens), or f32 [default: int16].
+    #[arg(long, value_enum)]
+    pub(crate) activations: Option<ActivationsArg>,
 
     /// Row counts of recordings above max-num-seqs, for example 64,128,256 [default: a dense set].
     #[arg(
@@ -235,10 +245,25 @@ pub(crate) struct UnbuiltArgs {
 }
 
 impl EngineArgs {
+    /// A flag that was given and only means something to the CPU backend.
+    pub(crate) fn cpu_flag(&self) -> Option<&'static str> {
+        let flags = [
+            ("--threads", self.threads.is_some()),
+            ("--isa", self.isa.is_some()),
+            ("--activations", self.activations.is_some()),
+            ("--workspace-memory", self.workspace_memory.is_some()),
+        ];
+        flags.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
+    }
+
+    /// What quantised weights are multiplied with on a CPU.
+    pub(crate) fn activations(&self) -> ActivationsArg {
+        self.activations.unwrap_or(ActivationsArg::Int16)
+    }
+
     /// What isn't built is refused and never ignored.
     pub(crate) fn refuse_unbuilt(&self) -> anyhow::Result<()> {
         let flags = [
-            ("--device cuda", self.device == Device::Cuda, "this build computes on the CPU"),
             ("--api-key", self.unbuilt.api_key.is_some(), "put a proxy that checks keys in front"),
             ("--quantization", self.unbuilt.quantization.is_some(), "the checkpoint's own format is used"),
             ("--method", self.unbuilt.method.is_some(), "there is no speculation"),
@@ -424,8 +449,16 @@ pub(crate) enum SimCommand {
 pub(crate) enum Device {
     Auto,
     Cpu,
-    #[value(hide = true)]
     Cuda,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DTypeArg {
+    Auto,
+    #[value(alias = "bf16")]
+    Bfloat16,
+    #[value(alias = "f32")]
+    Float32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -556,10 +589,10 @@ mod tests {
 
     #[test]
     fn what_is_not_built_is_refused_by_name() {
-        for flag in ["--device=cuda", "--api-key=x"] {
+        for flag in ["--quantization=x", "--api-key=x"] {
             let Command::Serve(args) = parse(&["atom", "serve", flag]).unwrap().command else { panic!() };
             let refusal = args.engine.refuse_unbuilt().unwrap_err().to_string();
-            assert!(refusal.contains(&flag.replace("=cuda", " cuda").replace("=x", "")), "{flag}: {refusal}");
+            assert!(refusal.contains(&flag.replace("=x", "")), "{flag}: {refusal}");
         }
         let Command::Serve(args) = parse(&["atom", "serve"]).unwrap().command else { panic!() };
         assert!(args.engine.refuse_unbuilt().is_ok());

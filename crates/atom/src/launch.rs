@@ -2,6 +2,7 @@
 //! started.
 
 use crate::args::{DummyType, EngineArgs, IsaArg, KvCacheDType, LoadBalanceArg, MoeExchangeArg};
+use crate::cuda;
 use crate::models;
 use crate::steps;
 use crate::text::Text;
@@ -9,10 +10,11 @@ use anyhow::{Context, Result, bail, ensure};
 use atom_base::hash::fnv1a_64;
 use atom_base::{Mesh, MeshArgs, Seat, TokenId};
 use atom_cpu::{CpuBackend, CpuOptions, Isa, WeightShare};
+use atom_cuda::{Element, Gpu, Plan};
 use atom_engine::SchedulerConfig;
 use atom_group::{Alignment, Patience, Policy, PolicyError};
 use atom_model::{ExchangeChoice, ExpertLayout};
-use atom_ops::{Backend, KvDType};
+use atom_ops::{Backend, KvDType, OpsError};
 use atom_rank::{Host, HostConfig, Link, LinkArgs, LoadBalance, Progress};
 use atom_weights::{Checkpoint, DType, ModelConfig};
 use std::collections::BTreeSet;
@@ -27,6 +29,14 @@ pub(crate) struct Running {
     pub(crate) text: Text,
     pub(crate) served_name: String,
     pub(crate) seed: u64,
+    /// Positions of a page of the KV cache.
+    pub(crate) page_size: usize,
+}
+
+/// Where ranks compute.
+enum Target {
+    Cpu(Threads),
+    Cuda(Box<Gpu>, Element),
 }
 
 /// Finds, opens, plans, starts; says on standard error what it decided.
@@ -38,7 +48,8 @@ pub(crate) fn launch(args: &EngineArgs) -> Result<Running> {
 pub(crate) fn launch_with(args: &EngineArgs, policy: Policy) -> Result<Running> {
     args.refuse_unbuilt()?;
     let start = Instant::now();
-    let (served_name, checkpoint) = open(args)?;
+    let gpu = cuda::choose(args)?;
+    let (served_name, checkpoint) = open(args, gpu.is_some())?;
     let text = Text::load(&checkpoint, args.chat_template.as_deref())?;
     ensure!(
         text.tokenizer.vocab_size() <= checkpoint.config().vocab_size,
@@ -48,24 +59,47 @@ pub(crate) fn launch_with(args: &EngineArgs, policy: Policy) -> Result<Running> 
     );
     tracing::info!("{served_name}: {}", checkpoint.description());
     refuse_unused_layers(&checkpoint)?;
-    let threads = Threads::new(args)?;
-    let mut config = host_config(args, &checkpoint, &text, &threads, policy)?;
-    config.link = link(args, &config, &checkpoint)?;
-    let (isa, per_rank, share) = (args.isa.map(isa), threads.per_rank, Arc::new(WeightShare::new()));
-    let activations = steps::activations(args.activations);
-    let backend = move |_: &Seat| {
-        let options =
-            CpuOptions { threads: per_rank, isa, activations, share: Arc::clone(&share), cores: Vec::new() };
-        Ok(Box::new(CpuBackend::new(options)?) as Box<dyn Backend>)
+    let target = match gpu {
+        Some(gpu) => Target::Cuda(Box::new(gpu), cuda::element(args)),
+        None => Target::Cpu(Threads::new(args)?),
     };
-    let host = Host::start(&config, &checkpoint, backend, progress(config.mesh.ranks()))?;
+    let (mut config, plan) = host_config(args, &checkpoint, &text, &target, policy)?;
+    config.link = link(args, &config, &checkpoint)?;
+    let progress = progress(config.mesh.ranks());
+    let host = match (target, plan) {
+        (Target::Cuda(gpu, _), Some(plan)) => {
+            Host::start(&config, &checkpoint, cuda::backend(*gpu, plan), progress)?
+        }
+        (Target::Cpu(threads), _) => {
+            Host::start(&config, &checkpoint, cpu_backend(args, &threads), progress)?
+        }
+        (Target::Cuda(..), None) => unreachable!("a GPU's memory is planned"),
+    };
     tracing::info!("ready in {:.2} s", start.elapsed().as_secs_f64());
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
-    Ok(Running { host, text, served_name, seed: args.seed.unwrap_or_else(clock) })
+    Ok(Running {
+        host,
+        text,
+        served_name,
+        seed: args.seed.unwrap_or_else(clock),
+        page_size: config.scheduler.page_size,
+    })
+}
+
+fn cpu_backend(
+    args: &EngineArgs,
+    threads: &Threads,
+) -> impl Fn(&Seat) -> Result<Box<dyn Backend>, OpsError> + Send + Sync + 'static {
+    let (isa, threads, share) = (args.isa.map(isa), threads.per_rank, Arc::new(WeightShare::new()));
+    let activations = steps::activations(args.activations());
+    move |_| {
+        let options = CpuOptions { threads, isa, activations, share: Arc::clone(&share), cores: Vec::new() };
+        Ok(Box::new(CpuBackend::new(options)?) as Box<dyn Backend>)
+    }
 }
 
 /// The model with its weights, or its shape with random ones.
-pub(crate) fn open(args: &EngineArgs) -> Result<(String, Arc<Checkpoint>)> {
+pub(crate) fn open(args: &EngineArgs, on_gpu: bool) -> Result<(String, Arc<Checkpoint>)> {
     let Some(dummy) = args.load_dummy else {
         let model = models::resolve(&args.model, &args.source)?;
         return Ok((
@@ -90,7 +124,10 @@ pub(crate) fn open(args: &EngineArgs) -> Result<(String, Arc<Checkpoint>)> {
     let name =
         folder.canonicalize()?.file_name().map_or_else(|| "dummy".into(), |n| n.to_string_lossy().into());
     tracing::warn!("--load-dummy: the weights are random, and so will be the answers");
-    Ok((name, Arc::new(Checkpoint::dummy(folder, dtype).context("making a model of random weights")?)))
+    // A GPU makes the numbers itself, and may hold more of them than the host.
+    let made =
+        if on_gpu { Checkpoint::dummy_unmade(folder, dtype) } else { Checkpoint::dummy(folder, dtype) };
+    Ok((name, Arc::new(made.context("making a model of random weights")?)))
 }
 
 /// Tensors of layers that the configuration doesn't mention: the checkpoint is damaged, or a model that this
@@ -149,13 +186,16 @@ fn host_config(
     args: &EngineArgs,
     checkpoint: &Checkpoint,
     text: &Text,
-    threads: &Threads,
+    target: &Target,
     policy: Policy,
-) -> Result<HostConfig> {
+) -> Result<(HostConfig, Option<Plan>)> {
     let model = checkpoint.config();
     let mesh = mesh(args)?;
     let experts = expert_layout(args);
-    let lattice = steps::lattice(args, checkpoint, (&mesh, experts), threads.per_rank)?;
+    let lattice = match target {
+        Target::Cpu(threads) => steps::lattice(args, checkpoint, (&mesh, experts), threads.per_rank)?,
+        Target::Cuda(..) => steps::gpu_lattice(args)?,
+    };
     let rows_max = lattice.top().rows();
     let max_model_len = args.max_model_len.unwrap_or(model.max_position);
     ensure!(
@@ -163,36 +203,73 @@ fn host_config(
         "--max-model-len {max_model_len} is not possible: this model was made for 1 to {} tokens",
         model.max_position
     );
+    let page_size = args.block_size.unwrap_or(if matches!(target, Target::Cpu(_)) { 16 } else { 64 });
     ensure!(
-        matches!(args.block_size, 16 | 32 | 64 | 128),
-        "--block-size {} is not supported; use 16, 32, 64 or 128",
-        args.block_size
+        matches!(page_size, 16 | 32 | 64 | 128),
+        "--block-size {page_size} is not supported; use 16, 32, 64 or 128"
     );
-    let kv_dtype = kv_dtype(args.kv_cache_dtype, checkpoint)?;
-    let pages = plan_pages(args, model, &mesh, kv_dtype, max_model_len)?;
+    let useful = (args.max_num_seqs as usize * max_model_len).div_ceil(page_size) + 1;
+    let (kv_dtype, pages, plan) = match target {
+        Target::Cpu(_) => {
+            let kv_dtype = kv_dtype(args.kv_cache_dtype, checkpoint)?;
+            (kv_dtype, plan_pages(args, model, &mesh, kv_dtype, (page_size, useful))?, None)
+        }
+        Target::Cuda(gpu, element) => {
+            let own = cuda::kv_dtype(*element);
+            let asked = args.kv_cache_dtype;
+            ensure!(
+                asked == KvCacheDType::Auto || kv_dtype(asked, checkpoint)? == own,
+                "--kv-cache-dtype: a GPU keeps keys and values as it computes them, {own:?} here; leave it at auto"
+            );
+            let wanted = cuda::Wanted {
+                checkpoint,
+                mesh: &mesh,
+                experts,
+                lattice: &lattice,
+                element: *element,
+                page_size,
+                max_model_len,
+                max_num_seqs: args.max_num_seqs as usize,
+                poison: args.poison_padding,
+                pages_useful: useful,
+                cache_bytes: args.kv_cache_memory,
+                utilization: args.gpu_memory_utilization,
+            };
+            let plan = cuda::plan(gpu, &wanted)?;
+            (own, plan.pages, Some(plan))
+        }
+    };
     let eos: BTreeSet<TokenId> = model.eos.iter().chain(text.tokenizer.end_tokens()).copied().collect();
-    let cache_tokens = (pages - 1) * args.block_size;
+    let cache_tokens = (pages - 1) * page_size;
+    let threads = match target {
+        Target::Cpu(threads) => format!(", {} threads each", threads.per_rank),
+        Target::Cuda(..) => String::new(),
+    };
     tracing::info!(
-        "{} lanes of {} ranks, {} threads each; steps of up to {rows_max} rows in {} sizes; KV cache {cache_tokens} tokens a lane, {kv_dtype:?}",
+        "{} lanes of {} ranks{threads}; steps of up to {rows_max} rows in {} sizes; KV cache {cache_tokens} tokens a lane, {kv_dtype:?}",
         mesh.lanes(),
         mesh.ranks_per_lane(),
-        threads.per_rank,
         lattice.buckets().len(),
     );
     if cache_tokens < max_model_len {
         tracing::warn!(
             "requests of more than {cache_tokens} tokens will be refused: the cache is smaller than the context of \
-             {max_model_len}; --kv-cache-memory makes it larger"
+             {max_model_len}; --kv-cache-memory or --gpu-memory-utilization make it larger"
         );
     }
-    Ok(HostConfig {
+    let (restarts, spins) = match target {
+        Target::Cpu(threads) => (if args.nodes > 1 { 0 } else { RESTARTS_MAX }, threads.spins),
+        // A context that failed stays so in its process.
+        Target::Cuda(..) => (0, SPINS),
+    };
+    let config = HostConfig {
         mesh,
         experts,
         link: None,
         lattice: Arc::new(lattice),
         scheduler: SchedulerConfig {
             pages,
-            page_size: args.block_size,
+            page_size,
             max_num_seqs: args.max_num_seqs as usize,
             rows_max,
             max_model_len,
@@ -202,19 +279,22 @@ fn host_config(
         kv_dtype,
         queue_max: args.max_waiting,
         load_balance: load_balance(args.dp_load_balance),
-        rank_restarts_max: args.rank_restarts_max.unwrap_or(if args.nodes > 1 { 0 } else { RESTARTS_MAX }),
+        rank_restarts_max: args.rank_restarts_max.unwrap_or(restarts),
         enforce_eager: args.enforce_eager,
         fail_on_eager: args.fail_on_eager,
-        // A recording on a CPU is a list of some hundred operators: microseconds.
+        // A recording on a CPU is a list of some hundred operators: microseconds. On a GPU it is a captured graph:
+        // some milliseconds each.
         record_all: true,
         poison: args.poison_padding,
-        spins: threads.spins,
+        spins,
         patience: Patience::default(),
         policy,
         step_trace: args.step_trace.clone(),
-    })
+    };
+    Ok((config, plan))
 }
 
+/// Rows of the largest step on a CPU: what is asked for, if it is done in time.
 /// Meets the other hosts. Whoever was started for another mesh, model or policy is refused before any step.
 fn link(args: &EngineArgs, config: &HostConfig, checkpoint: &Checkpoint) -> Result<Option<Arc<Link>>> {
     let &EngineArgs { nodes, node_rank: node, .. } = args;
@@ -259,7 +339,7 @@ fn link(args: &EngineArgs, config: &HostConfig, checkpoint: &Checkpoint) -> Resu
         mesh,
         config.experts,
         config.kv_dtype,
-        args.activations,
+        args.activations(),
         checkpoint.description(),
         checkpoint.total_bytes(),
         config.scheduler.page_size,
@@ -305,7 +385,7 @@ fn plan_pages(
     model: &ModelConfig,
     mesh: &Mesh,
     kv: KvDType,
-    max_model_len: usize,
+    (page_size, useful): (usize, usize),
 ) -> Result<usize> {
     let element = match kv {
         KvDType::F32 => 4,
@@ -313,9 +393,8 @@ fn plan_pages(
     };
     // Ranks that share a key/value head each keep a copy.
     let heads = model.kv_heads.max(mesh.ranks_per_lane());
-    let page_bytes = (2 * model.layers * heads * model.head_dim * element * args.block_size) as u64;
+    let page_bytes = (2 * model.layers * heads * model.head_dim * element * page_size) as u64;
     let bytes = args.kv_cache_memory.unwrap_or_else(default_cache_bytes) / mesh.lanes() as u64;
-    let useful = (args.max_num_seqs as usize * max_model_len).div_ceil(args.block_size) + 1;
     let pages = (bytes / page_bytes).min(useful as u64) as usize;
     if pages < 2 {
         bail!(

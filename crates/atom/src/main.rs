@@ -6,6 +6,7 @@
 mod args;
 mod bench;
 mod chat;
+mod cuda;
 mod engine;
 mod generate;
 mod inspect;

@@ -24,7 +24,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let listener = runtime.block_on(TcpListener::bind(address)).with_context(|| {
         format!("can't listen on {address}; another program may use the port, --port takes another one")
     })?;
-    let Running { host, text, served_name, seed } = launch(&args.engine)?;
+    let Running { host, text, served_name, seed, .. } = launch(&args.engine)?;
     let host = Arc::new(host);
     let mut names = args.served_model_name.iter().cloned();
     let mut options = ServerOptions::new(names.next().unwrap_or(served_name), SeedSource::new(seed));

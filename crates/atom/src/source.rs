@@ -26,7 +26,7 @@ mod wheel;
 mod tests;
 
 pub(crate) use error::SourceError;
-pub(crate) use options::SourceOptions;
+pub(crate) use options::{SourceOptions, cache_home};
 pub(crate) use progress::Progress;
 
 use cache::{Depth, Shelf, Verdict};

@@ -25,9 +25,9 @@ pub(crate) fn lattice(
     threads_per_rank: usize,
 ) -> Result<Lattice> {
     let lane_threads = threads_per_rank * mesh.ranks_per_lane();
-    let by_time = default_rows(checkpoint, args.activations, lane_threads).max(args.max_num_seqs);
+    let by_time = default_rows(checkpoint, args.activations(), lane_threads).max(args.max_num_seqs);
     let mut rows_max = args.max_num_batched_tokens.unwrap_or(by_time);
-    let seconds = f64::from(rows_max) * row_seconds(checkpoint, args.activations, lane_threads);
+    let seconds = f64::from(rows_max) * row_seconds(checkpoint, args.activations(), lane_threads);
     ensure!(
         seconds <= STEP_SECONDS_MAX,
         "--max-num-batched-tokens {rows_max} makes steps of about {seconds:.0} s on {lane_threads} threads, and nobody \
@@ -62,6 +62,16 @@ pub(crate) fn lattice(
     }
 }
 
+/// The legal sizes of a GPU's steps. What they work in is planned with the rest of its memory.
+pub(crate) fn gpu_lattice(args: &EngineArgs) -> Result<Lattice> {
+    Ok(Lattice::new(&LatticeArgs {
+        rows_max: args.max_num_batched_tokens.unwrap_or(GPU_ROWS.max(args.max_num_seqs)),
+        max_num_seqs: args.max_num_seqs,
+        sizes: Lattice::parse_sizes(&args.token_graph_sizes)?,
+        ..LatticeArgs::default()
+    })?)
+}
+
 impl Workspace {
     /// Lays out the share of every rank of this process and loads none of it.
     fn sketch(
@@ -71,7 +81,7 @@ impl Workspace {
         threads_per_rank: usize,
     ) -> Result<Self> {
         let (mesh, _) = layout;
-        let activations = activations(args.activations);
+        let activations = activations(args.activations());
         let per_host = mesh.lanes() / args.nodes.clamp(1, mesh.lanes());
         let here = |seat: &Seat| usize::from(seat.lane.0) / per_host == args.node_rank;
         let rank = |seat: Seat| {
@@ -181,6 +191,8 @@ const INT8_WEIGHTS_PER_SECOND: f64 = 80e9;
 const INT16_WEIGHTS_PER_SECOND: f64 = 50e9;
 /// The same for products of f32.
 const FLOAT_WEIGHTS_PER_SECOND: f64 = 32e9;
+/// Rows of a GPU's largest step: more than that no longer makes products faster.
+const GPU_ROWS: u32 = 8192;
 /// Where the system does not say what is free.
 const WORKSPACE_BYTES_MIN: u64 = 512 << 20;
 

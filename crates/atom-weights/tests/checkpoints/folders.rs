@@ -276,15 +276,16 @@ fn types_that_are_not_read_matter_only_where_the_model_needs_them() {
 const INDEX: &str = "model.safetensors.index.json";
 const SHARDS: (&str, &str) = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors");
 
-#[test]
-fn a_dummy_needs_a_configuration_and_nothing_else() {
-    let folder = Folder::new("a_dummy_needs_a_configuration");
-    let config = r#"{"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 64,
+const DUMMY_CONFIG: &str = r#"{"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 64,
         "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 32, "num_experts": 4,
         "num_experts_per_tok": 2, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
         "head_dim": 16, "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
         "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": []}"#;
-    folder.write("config.json", config);
+
+#[test]
+fn a_dummy_needs_a_configuration_and_nothing_else() {
+    let folder = Folder::new("a_dummy_needs_a_configuration");
+    folder.write("config.json", DUMMY_CONFIG);
     let exact = Checkpoint::dummy(folder.path(), DType::F32).unwrap();
     let packed = Checkpoint::dummy(folder.path(), DType::Q8_0).unwrap();
     assert_eq!(packed.folder(), Some(folder.path()));
@@ -301,4 +302,20 @@ fn a_dummy_needs_a_configuration_and_nothing_else() {
         }
     }
     assert!(Checkpoint::dummy(folder.path().join("absent"), DType::F32).is_err());
+}
+
+/// A device makes such tensors from their recipes; who asks for bytes gets those of the others.
+#[test]
+fn dummies_that_are_made_late_are_the_same() {
+    let folder = Folder::new("dummies_that_are_made_late");
+    folder.write("config.json", DUMMY_CONFIG);
+    let made = Checkpoint::dummy(folder.path(), DType::BF16).unwrap();
+    let unmade = Checkpoint::dummy_unmade(folder.path(), DType::BF16).unwrap();
+    assert_eq!(made.total_bytes(), unmade.total_bytes());
+    for name in made.names() {
+        let (made, unmade) = (made.tensor(name).unwrap(), unmade.tensor(name).unwrap());
+        assert!(made.recipe().is_none() && unmade.recipe().is_some(), "{name}");
+        assert!(made.bytes() == unmade.bytes(), "{name}");
+        assert_eq!(unmade.identity(), unmade.clone().identity());
+    }
 }

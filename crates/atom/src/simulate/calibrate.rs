@@ -71,7 +71,7 @@ pub(crate) fn run(flags: &CalibrateFlags) -> Result<()> {
 
 fn machine(flags: &CalibrateFlags) -> Result<Machine> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let (_, checkpoint) = open(&flags.engine)?;
+    let (_, checkpoint) = open(&flags.engine, false)?;
     let config = checkpoint.config();
     let share = config.moe.as_ref().map_or(1.0, |moe| moe.top_k as f64 / moe.experts as f64);
     Ok(Machine {
@@ -108,7 +108,7 @@ fn measure(flags: &CalibrateFlags, ranks: u16) -> Result<Vec<(bool, Measured)>> 
     // A prompt that is held or cut would be computed in other steps than those that are meant.
     let running = launch_with(&engine, Policy::NONE)?;
     let edges = lattice.buckets().iter().map(|bucket| bucket.rows()).collect();
-    let mut meter = Meter::new(&running, edges, engine.block_size);
+    let mut meter = Meter::new(&running, edges, running.page_size);
     let points: Vec<_> = points(usize::from(ranks)).collect();
     let order: Vec<_> = points.iter().map(|(_, point)| *point).collect();
     let mut seen: Vec<Vec<Seen>> = vec![Vec::new(); points.len()];

@@ -65,8 +65,7 @@ impl SourceOptions {
             (!value.is_empty()).then_some(value)
         };
         let user_cache = || folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));
-        let home =
-            folder("ATOM_HOME").or_else(|| Some(user_cache()?.join("atom"))).ok_or(SourceError::NoHome)?;
+        let home = cache_home(&var).ok_or(SourceError::NoHome)?;
         let hub_home = folder("HF_HOME").or_else(|| Some(user_cache()?.join("huggingface")));
         let left_by_login = || {
             let token = std::fs::read_to_string(hub_home?.join("token")).ok()?.trim().to_owned();
@@ -83,6 +82,13 @@ impl SourceOptions {
             pythons: vec![vec!["python3".into()], vec!["python".into()]],
         })
     }
+}
+
+/// Where atom keeps what it fetched or made: `ATOM_HOME`, else `$XDG_CACHE_HOME/atom`, else `~/.cache/atom`.
+pub(crate) fn cache_home(var: &impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let folder = |name: &str| var(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let user_cache = || folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));
+    folder("ATOM_HOME").or_else(|| Some(user_cache()?.join("atom")))
 }
 
 #[cfg(test)]

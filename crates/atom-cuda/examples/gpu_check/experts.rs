@@ -1,0 +1,227 @@
+//! The experts of a layer, by every path that can run a shape.
+
+use crate::kit::Kit;
+use atom_cuda::launch::experts::{Experts, ExpertsArrays, ExpertsMaps, ExpertsPath, ExpertsShape};
+use atom_cuda::{CudaError, Element};
+
+/// How rows choose.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Choice {
+    /// All experts alike.
+    Any,
+    /// As above, and every row also the same one held here.
+    One,
+    /// Half of the rows nobody.
+    Some,
+}
+
+/// A shape, the real rows of its lanes, all experts that there are, and how rows choose.
+struct Case {
+    shape: ExpertsShape,
+    real: Vec<u32>,
+    experts: usize,
+    choice: Choice,
+}
+
+/// `[lanes, lane rows, top_k, first, held, hidden, width]`
+fn case(sizes: [usize; 7], real: &[u32], experts: usize, choice: Choice) -> Case {
+    let [lanes, lane_rows, top_k, first, held, hidden, width] = sizes;
+    let element = Element::BF16;
+    let shape = ExpertsShape { lanes, lane_rows, top_k, first, held, hidden, width, element };
+    Case { shape, real: real.to_vec(), experts, choice }
+}
+
+pub(crate) fn checks(kit: &mut Kit) -> Result<(), CudaError> {
+    let cases = [
+        case([1, 1, 2, 0, 4, 64, 32], &[1], 4, Choice::Any),
+        case([1, 8, 2, 0, 4, 64, 64], &[0], 4, Choice::Any),
+        case([1, 4, 2, 0, 8, 72, 40], &[3], 8, Choice::Some),
+        case([1, 16, 4, 4, 5, 136, 88], &[9], 16, Choice::Any),
+        case([3, 20, 3, 3, 6, 200, 104], &[20, 0, 7], 12, Choice::Some),
+        case([1, 33, 2, 2, 3, 1032, 264], &[33], 8, Choice::One),
+        case([2, 7, 5, 40, 512, 264, 72], &[7, 3], 600, Choice::Any),
+        case([1, 50, 10, 0, 16, 264, 128], &[50], 16, Choice::Any),
+        case([1, 300, 8, 8, 16, 104, 56], &[257], 32, Choice::One),
+        case([2, 600, 2, 2, 2, 200, 72], &[513, 600], 6, Choice::One),
+        case([1, 9, 2, 0, 3, 37, 19], &[8], 3, Choice::Any),
+    ];
+    cases.iter().try_for_each(|case| check(kit, case))
+}
+
+fn check(kit: &mut Kit, case: &Case) -> Result<(), CudaError> {
+    let few = |depth: usize| ExpertsPath::Few { depths: [depth; 2] };
+    let small = |row_tiles, depth| ExpertsPath::Small { row_tiles, depth };
+    run(kit, case, Element::F32, ExpertsPath::Simple)?;
+    run(kit, case, Element::BF16, ExpertsPath::Simple)?;
+    let s = &case.shape;
+    if !s.hidden.is_multiple_of(8) || !s.width.is_multiple_of(8) {
+        return Ok(());
+    }
+    run(kit, case, Element::BF16, small(1, 4))?;
+    run(kit, case, Element::BF16, small(2, 4))?;
+    if s.rows() <= 64 && s.choices() <= 512 {
+        run(kit, case, Element::BF16, few(4))?;
+        run(kit, case, Element::BF16, few(6))?;
+    }
+    if kit.device.properties().capability == (9, 0) {
+        run(kit, case, Element::BF16, ExpertsPath::Grouped { cluster: 1 })?;
+        run(kit, case, Element::BF16, ExpertsPath::Grouped { cluster: 2 })?;
+    }
+    Ok(())
+}
+
+/// Inputs of one run, as kernels see them.
+struct Inputs {
+    x: Vec<f32>,
+    routes: Vec<f32>,
+    gate_up: Vec<f32>,
+    down: Vec<f32>,
+    is_real: Vec<bool>,
+}
+
+fn run(kit: &mut Kit, case: &Case, element: Element, path: ExpertsPath) -> Result<(), CudaError> {
+    let shape = ExpertsShape { element, ..case.shape };
+    let inputs = inputs(kit, case, element);
+    let outputs = reference(&shape, &inputs);
+    let experts = Experts::by(shape, path);
+    let (x, routes) = (kit.upload(&inputs.x, element)?, kit.upload(&inputs.routes, Element::F32)?);
+    let (gate_up, down) = (kit.upload(&inputs.gate_up, element)?, kit.upload(&inputs.down, element)?);
+    let real_rows = kit.upload_words(&case.real)?;
+    let gated = kit.poisoned(shape.choices() * shape.width, element)?;
+    let workspace = kit.poisoned(experts.workspace_bytes() / 4, Element::F32)?;
+    for (sums, out_element) in [(true, element), (true, Element::F32), (false, element)] {
+        let width = if sums { shape.hidden } else { shape.top_k * shape.hidden };
+        let out = kit.poisoned(shape.rows() * width, out_element)?;
+        let arrays = ExpertsArrays {
+            real_rows: real_rows.address(),
+            x: x.address(),
+            routes: routes.address(),
+            gate_up: gate_up.address(),
+            down: down.address(),
+            gated: gated.address(),
+            workspace: workspace.address(),
+            out: out.address(),
+            out_element,
+            sums,
+        };
+        let maps = match path {
+            ExpertsPath::Grouped { cluster } => {
+                Some(ExpertsMaps::new(&kit.device, &shape, &arrays, cluster)?)
+            }
+            _ => None,
+        };
+        // SAFETY: the arrays have the shape's sizes and live until the output is read back.
+        unsafe { experts.launch(&kit.queue(), &arrays, maps.as_ref()) }?;
+        let found = kit.download(&out, out_element)?;
+        // Gated values are rounded once to bf16, and outputs, or what is summed, once more.
+        let bound = if element == Element::F32 { 1e-5 } else { 8e-3 };
+        let name =
+            format!("{path:?} {element:?} to {out_element:?}, sums {sums}, {:?} {shape:?}", case.choice);
+        let expected = if sums { sums_of(&shape, &inputs, &outputs) } else { outputs.clone() };
+        compare(kit, &name, &found, &expected, bound);
+    }
+    Ok(())
+}
+
+fn inputs(kit: &mut Kit, case: &Case, element: Element) -> Inputs {
+    let s = &case.shape;
+    let mut routes = vec![f32::NAN; s.rows() * 2 * s.top_k];
+    let mut x = element.rounded(&kit.random(s.rows() * s.hidden, 1.0));
+    let is_real: Vec<bool> =
+        (0..s.rows()).map(|row| row % s.lane_rows < case.real[row / s.lane_rows] as usize).collect();
+    for row in 0..s.rows() {
+        let mut chosen = Vec::new();
+        if case.choice == Choice::One {
+            chosen.push(s.first + s.held / 2);
+        }
+        while chosen.len() < s.top_k {
+            let expert = kit.below(case.experts);
+            if !chosen.contains(&expert) {
+                chosen.push(expert);
+            }
+        }
+        chosen.sort_unstable();
+        let is_nobodys = case.choice == Choice::Some && kit.below(2) == 0;
+        let is_ours = |expert: &usize| (s.first..s.first + s.held).contains(expert);
+        if !is_real[row] || is_nobodys || !chosen.iter().any(is_ours) {
+            x[row * s.hidden..][..s.hidden].fill(f32::NAN);
+        }
+        if is_real[row] {
+            let route = &mut routes[row * 2 * s.top_k..][..2 * s.top_k];
+            for (place, &expert) in chosen.iter().enumerate() {
+                route[place] = if is_nobodys { atom_ops::NO_EXPERT } else { expert as f32 };
+                route[s.top_k + place] = 0.05 + kit.below(1000) as f32 / 1000.0;
+            }
+        }
+    }
+    let scale = |inputs: usize| 1.0 / (inputs as f32).sqrt();
+    let gate_up = element.rounded(&kit.random(s.held * 2 * s.width * s.hidden, scale(s.hidden)));
+    let down = element.rounded(&kit.random(s.held * s.hidden * s.width, scale(s.width)));
+    Inputs { x, routes, gate_up, down, is_real }
+}
+
+/// The expert held here of each slot.
+fn held(shape: &ExpertsShape, inputs: &Inputs, slot: usize) -> Option<usize> {
+    let (row, place) = (slot / shape.top_k, slot % shape.top_k);
+    let number = inputs.routes[row * 2 * shape.top_k + place];
+    let local = number - shape.first as f32;
+    (inputs.is_real[row] && local >= 0.0 && local < shape.held as f32).then_some(local as usize)
+}
+
+fn dot(a: &[f32], b: impl Iterator<Item = f64>) -> f64 {
+    a.iter().zip(b).map(|(&a, b)| f64::from(a) * b).sum()
+}
+
+/// `[rows, top_k, hidden]`: NaN at places that nobody may write.
+fn reference(shape: &ExpertsShape, inputs: &Inputs) -> Vec<f64> {
+    let (hidden, width) = (shape.hidden, shape.width);
+    let mut outputs = vec![f64::NAN; shape.choices() * hidden];
+    for (slot, output) in outputs.chunks_mut(hidden).enumerate() {
+        let Some(expert) = held(shape, inputs, slot) else { continue };
+        let x = &inputs.x[slot / shape.top_k * hidden..][..hidden];
+        let gate_up = &inputs.gate_up[expert * 2 * width * hidden..][..2 * width * hidden];
+        let column =
+            |index: usize| dot(&gate_up[index * hidden..][..hidden], x.iter().map(|&x| f64::from(x)));
+        let gated: Vec<f64> = (0..width)
+            .map(|index| {
+                let gate = column(index);
+                gate / (1.0 + (-gate).exp()) * column(width + index)
+            })
+            .collect();
+        let down = &inputs.down[expert * hidden * width..][..hidden * width];
+        for (output, row) in output.iter_mut().zip(down.chunks(width)) {
+            *output = dot(row, gated.iter().copied());
+        }
+    }
+    outputs
+}
+
+/// `[rows, hidden]`: NaN in rows that are padding.
+fn sums_of(shape: &ExpertsShape, inputs: &Inputs, outputs: &[f64]) -> Vec<f64> {
+    let mut sums = Vec::with_capacity(shape.rows() * shape.hidden);
+    for row in 0..shape.rows() {
+        let start = if inputs.is_real[row] { 0.0 } else { f64::NAN };
+        let mut sum = vec![start; shape.hidden];
+        for place in 0..shape.top_k {
+            let slot = row * shape.top_k + place;
+            if held(shape, inputs, slot).is_none() {
+                continue;
+            }
+            let weight = f64::from(inputs.routes[row * 2 * shape.top_k + shape.top_k + place]);
+            let output = &outputs[slot * shape.hidden..][..shape.hidden];
+            sum.iter_mut().zip(output).for_each(|(sum, y)| *sum += weight * y);
+        }
+        sums.extend(sum);
+    }
+    sums
+}
+
+/// Near where something must be, and untouched elsewhere.
+fn compare(kit: &mut Kit, name: &str, found: &[f32], expected: &[f64], bound: f64) {
+    let stray = found.iter().zip(expected).filter(|(f, e)| e.is_nan() && !f.is_nan()).count();
+    kit.check(name, stray == 0, &format!("{stray} numbers that nobody asked for"));
+    let asked = |i: &usize| !expected[*i].is_nan();
+    let (found, expected): (Vec<f32>, Vec<f64>) =
+        (0..expected.len()).filter(asked).map(|i| (found[i], expected[i])).unzip();
+    kit.near(name, &found, &expected, bound);
+}

@@ -1,0 +1,64 @@
+//! Checks of every kernel on a GPU against references on the CPU, with fresh random inputs.
+//!
+//! `gpu_check [FAMILY ..]` runs all families or those named; `ATOM_CHECK_SEED` repeats a run. Ends in
+//! `N passed, N failed`.
+
+mod attend;
+mod blas;
+mod experts;
+mod kit;
+mod linear_small;
+mod norm;
+mod rope;
+mod route;
+mod rows;
+mod sample;
+mod step;
+
+use kit::Kit;
+use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+type Checks = fn(&mut Kit) -> Result<(), atom_cuda::CudaError>;
+
+const FAMILIES: &[(&str, Checks)] = &[
+    ("step", step::checks),
+    ("blas", blas::checks),
+    ("linear_small", linear_small::checks),
+    ("rows", rows::checks),
+    ("norm", norm::checks),
+    ("rope", rope::checks),
+    ("route", route::checks),
+    ("attend", attend::checks),
+    ("experts", experts::checks),
+    ("sample", sample::checks),
+];
+
+fn main() -> ExitCode {
+    let wanted: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(unknown) = wanted.iter().find(|name| FAMILIES.iter().all(|(known, _)| known != name)) {
+        eprintln!(
+            "no family {unknown}; there are {:?}",
+            FAMILIES.iter().map(|(name, _)| name).collect::<Vec<_>>()
+        );
+        return ExitCode::FAILURE;
+    }
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64);
+    let seed = std::env::var("ATOM_CHECK_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(clock);
+    let search = atom_cuda::Search::from_env(|name| std::env::var_os(name));
+    let mut kit = match Kit::open(&search, seed) {
+        Ok(kit) => kit,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    for (name, checks) in FAMILIES {
+        if wanted.is_empty() || wanted.iter().any(|wanted| wanted == name) {
+            kit.family(name, *checks);
+        }
+    }
+    let (passed, failed) = kit.score();
+    println!("{passed} passed, {failed} failed");
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,64 @@
+// Weights: synthetic ones made where they are needed, and biases of products.
+
+/// The Philox 4x32-10 block function (Salmon et al., SC 2011), as atom-base has it.
+__device__ __forceinline__ uint4 philox(uint4 c, u32 k0, u32 k1) {
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        u64 left = 0xD2511F53ull * c.x, right = 0xCD9E8D57ull * c.z;
+        c = make_uint4((u32)(right >> 32) ^ c.y ^ k0, (u32)right, (u32)(left >> 32) ^ c.w ^ k1, (u32)left);
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return c;
+}
+
+/// Element `index` of a synthetic tensor, by the rule of atom-weights' `Checkpoint::synthetic`. Logarithm, sine and
+/// cosine are the device's own: within a unit in f64's last place of the host's, so one element in a hundred million
+/// may round to the neighbouring float.
+__device__ __forceinline__ float synthetic(u64 index, u32 k0, u32 k1, double offset, double scale) {
+    u64 pair = index / 2;
+    uint4 words = philox(make_uint4((u32)pair, (u32)(pair >> 32), 0, 0), k0, k1);
+    double u1 = (double)((words.x >> 8) + 1) * (1.0 / (1 << 24)), u2 = (double)(words.y >> 8) * (1.0 / (1 << 24));
+    double radius = sqrt(__dmul_rn(-2.0, log(u1))), angle = __dmul_rn(6.283185307179586, u2), sine, cosine;
+    sincos(angle, &sine, &cosine);
+    float x = (float)__dmul_rn(radius, index % 2 ? sine : cosine);
+    return (float)__dadd_rn(offset, __dmul_rn((double)x, scale));
+}
+
+/// out[r, c] = element `first + r * stride + c`
+template <typename T>
+__device__ __forceinline__ void make(T* out, u64 rows, u64 cols, u64 first, u64 stride, u32 k0, u32 k1, double offset,
+                                     double scale) {
+    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < rows * cols; i += (u64)gridDim.x * blockDim.x) {
+        out[i] = From<T>::of(synthetic(first + i / cols * stride + i % cols, k0, k1, offset, scale));
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) synthetic_bf16(bf16* out, u64 rows, u64 cols, u64 first, u64 stride,
+                                                                 u32 k0, u32 k1, double offset, double scale) {
+    make(out, rows, cols, first, stride, k0, k1, offset, scale);
+}
+extern "C" __global__ void __launch_bounds__(256) synthetic_f32(float* out, u64 rows, u64 cols, u64 first, u64 stride,
+                                                                u32 k0, u32 k1, double offset, double scale) {
+    make(out, rows, cols, first, stride, k0, k1, offset, scale);
+}
+
+#include "rows.cuh"
+
+/// out[r] += bias for every real row. grid.x = rows at capacity, block.x = any.
+template <typename T> __device__ __forceinline__ void add_bias(T* out, const float* bias, u32 width, Extent extent) {
+    let_next_start();
+    wait_for_inputs();
+    for (u32 row = blockIdx.x; row < extent.capacity(); row += gridDim.x) {
+        if (!extent.has(row)) continue;
+        T* to = out + (u64)row * width;
+        for (u32 c = threadIdx.x; c < width; c += blockDim.x) to[c] = From<T>::of(to_float(to[c]) + bias[c]);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) add_bias_bf16(bf16* out, const float* bias, u32 width, Extent extent) {
+    add_bias(out, bias, width, extent);
+}
+extern "C" __global__ void __launch_bounds__(256) add_bias_f32(float* out, const float* bias, u32 width, Extent extent) {
+    add_bias(out, bias, width, extent);
+}

@@ -1,0 +1,258 @@
+//! One GPU: its context, its properties, its streams and events.
+
+use crate::api::Driver;
+use crate::error::CudaError;
+use cudarc::driver::sys as cu;
+use cudarc::driver::sys::CUdevice_attribute as Attribute;
+use std::ffi::{CStr, c_char, c_int};
+use std::sync::Arc;
+
+/// A GPU and its primary context. Clones share it; the last one gives it back.
+#[derive(Clone)]
+pub struct Device {
+    context: Arc<Context>,
+}
+
+/// What kernels and plans need to know of a GPU.
+#[derive(Clone, Debug)]
+pub struct Properties {
+    /// As the vendor calls it.
+    pub name: String,
+    /// Compute capability.
+    pub capability: (i32, i32),
+    /// Multiprocessors.
+    pub processors: u32,
+    /// Bytes of shared memory that one block may have.
+    pub shared_bytes_max: u32,
+    /// Bytes of the L2 cache.
+    pub l2_bytes: u64,
+}
+
+struct Context {
+    driver: Arc<Driver>,
+    device: cu::CUdevice,
+    handle: cu::CUcontext,
+    properties: Properties,
+}
+
+// SAFETY: the driver's handles may be used from any thread; a call needs the context to be current, which
+// `Device::bind` sees to.
+unsafe impl Send for Context {}
+// SAFETY: as above; the driver locks what it shares.
+unsafe impl Sync for Context {}
+
+impl Device {
+    /// How many GPUs the driver sees. Initialises the driver.
+    pub fn count(driver: &Driver) -> Result<usize, CudaError> {
+        let mut count: c_int = 0;
+        // SAFETY: the place lives for the call.
+        unsafe {
+            let result = driver.cuInit(0);
+            if result == cu::CUresult::CUDA_ERROR_NO_DEVICE {
+                return Ok(0);
+            }
+            driver.check("cuInit", result)?;
+            driver.check("cuDeviceGetCount", driver.cuDeviceGetCount(&raw mut count))?;
+        }
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+
+    /// Opens GPU `ordinal` and makes it the calling thread's.
+    pub fn open(driver: &Arc<Driver>, ordinal: usize) -> Result<Self, CudaError> {
+        if Self::count(driver)? <= ordinal {
+            return Err(CudaError::NoDevice { path: driver.path().to_owned() });
+        }
+        let (mut device, mut handle) = (0, std::ptr::null_mut());
+        // SAFETY: the places live for the calls.
+        unsafe {
+            driver.check("cuDeviceGet", driver.cuDeviceGet(&raw mut device, ordinal as c_int))?;
+        }
+        let properties = Properties::read(driver, device)?;
+        // SAFETY: as above; the context is given back when the last owner goes.
+        unsafe {
+            let result = driver.cuDevicePrimaryCtxRetain(&raw mut handle, device);
+            driver.check("cuDevicePrimaryCtxRetain", result)?;
+        }
+        let driver = Arc::clone(driver);
+        let device = Self { context: Arc::new(Context { driver, device, handle, properties }) };
+        device.bind()?;
+        Ok(device)
+    }
+
+    /// Makes this GPU the one that calls of this thread mean.
+    pub fn bind(&self) -> Result<(), CudaError> {
+        // SAFETY: the context is alive.
+        let result = unsafe { self.driver().cuCtxSetCurrent(self.context.handle) };
+        self.driver().check("cuCtxSetCurrent", result)
+    }
+
+    /// The table of the driver's functions.
+    pub fn driver(&self) -> &Driver {
+        &self.context.driver
+    }
+
+    /// See [`Properties`].
+    pub fn properties(&self) -> &Properties {
+        &self.context.properties
+    }
+
+    /// What NVRTC compiles for: with the suffix that unlocks a generation's own instructions, if it has some.
+    pub fn arch(&self) -> String {
+        let (major, minor) = self.properties().capability;
+        let suffix = if major >= 9 && minor == 0 { "a" } else { "" };
+        format!("sm_{major}{minor}{suffix}")
+    }
+
+    /// Bytes of device memory: free, and in all.
+    pub fn memory(&self) -> Result<(u64, u64), CudaError> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the places live for the call.
+        let result = unsafe { self.driver().cuMemGetInfo_v2(&raw mut free, &raw mut total) };
+        self.driver().check("cuMemGetInfo", result)?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// A queue of work.
+    pub fn stream(&self) -> Result<Stream, CudaError> {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the place lives for the call. The default stream is never used, so nothing need wait for it.
+        let result = unsafe { self.driver().cuStreamCreate(&raw mut handle, STREAM_NON_BLOCKING) };
+        self.driver().check("cuStreamCreate", result)?;
+        Ok(Stream { device: self.clone(), handle })
+    }
+
+    /// A mark in a queue that measures time.
+    pub fn event(&self) -> Result<Event, CudaError> {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the place lives for the call.
+        let result = unsafe { self.driver().cuEventCreate(&raw mut handle, 0) };
+        self.driver().check("cuEventCreate", result)?;
+        Ok(Event { device: self.clone(), handle })
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: nothing of the context is left: whatever is in it holds a `Device`. A failure can't be helped.
+        let _ = unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+impl Properties {
+    fn read(driver: &Driver, device: cu::CUdevice) -> Result<Self, CudaError> {
+        let attribute = |attribute: Attribute| {
+            let mut value: c_int = 0;
+            // SAFETY: the place lives for the call.
+            let result = unsafe { driver.cuDeviceGetAttribute(&raw mut value, attribute, device) };
+            driver.check("cuDeviceGetAttribute", result).map(|()| value)
+        };
+        let mut name: [c_char; 256] = [0; 256];
+        // SAFETY: the driver writes at most 256 bytes, the last of them 0.
+        let result = unsafe { driver.cuDeviceGetName(name.as_mut_ptr(), 256, device) };
+        driver.check("cuDeviceGetName", result)?;
+        // SAFETY: the driver ended it with a 0.
+        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        if major < 8 {
+            return Err(CudaError::OldDevice { name, major, minor });
+        }
+        let positive = |value: c_int| u32::try_from(value).unwrap_or(0);
+        Ok(Self {
+            name,
+            capability: (major, minor),
+            processors: positive(attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?),
+            shared_bytes_max: positive(attribute(
+                Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+            )?),
+            l2_bytes: u64::from(positive(attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?)),
+        })
+    }
+}
+
+/// Work in order: copies, kernels, graphs.
+pub struct Stream {
+    device: Device,
+    handle: cu::CUstream,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for Stream {}
+
+impl Stream {
+    /// Its GPU.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(crate) fn handle(&self) -> cu::CUstream {
+        self.handle
+    }
+
+    /// Waits until all of it is done, and says whether it went well.
+    pub fn wait(&self) -> Result<(), CudaError> {
+        let driver = self.device.driver();
+        // SAFETY: the stream is alive.
+        driver.check("cuStreamSynchronize", unsafe { driver.cuStreamSynchronize(self.handle) })
+    }
+
+    /// Puts a mark at its end.
+    pub fn mark(&self, event: &Event) -> Result<(), CudaError> {
+        let driver = self.device.driver();
+        // SAFETY: both are alive and of one context.
+        driver.check("cuEventRecord", unsafe { driver.cuEventRecord(event.handle, self.handle) })
+    }
+
+    /// What comes after this starts when the mark is passed.
+    pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
+        let driver = self.device.driver();
+        // SAFETY: both are alive and of one context.
+        let result = unsafe { driver.cuStreamWaitEvent(self.handle, event.handle, 0) };
+        driver.check("cuStreamWaitEvent", result)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let _ = self.device.bind();
+        // SAFETY: nobody else has the handle; the driver finishes what is queued.
+        let _ = unsafe { self.device.driver().cuStreamDestroy_v2(self.handle) };
+    }
+}
+
+/// A mark in a stream.
+pub struct Event {
+    device: Device,
+    handle: cu::CUevent,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// Waits until it was passed.
+    pub fn wait(&self) -> Result<(), CudaError> {
+        let driver = self.device.driver();
+        // SAFETY: the event is alive.
+        driver.check("cuEventSynchronize", unsafe { driver.cuEventSynchronize(self.handle) })
+    }
+
+    /// Milliseconds from `start` to this one. Both must have been passed.
+    pub fn since_ms(&self, start: &Self) -> Result<f32, CudaError> {
+        let (driver, mut ms) = (self.device.driver(), 0.0);
+        // SAFETY: both are alive; the place lives for the call.
+        let result = unsafe { driver.cuEventElapsedTime_v2(&raw mut ms, start.handle, self.handle) };
+        driver.check("cuEventElapsedTime", result).map(|()| ms)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let _ = self.device.bind();
+        // SAFETY: nobody else has the handle.
+        let _ = unsafe { self.device.driver().cuEventDestroy_v2(self.handle) };
+    }
+}
+
+/// CU_STREAM_NON_BLOCKING
+const STREAM_NON_BLOCKING: u32 = 1;

@@ -1,0 +1,170 @@
+use super::*;
+use atom_ops::{AttentionSpec, Comm, Extent, Ops, Rotary, RouteSpec, StepShape};
+use std::sync::Arc;
+
+const WEIGHT: Weight = Weight(7);
+
+struct Layers {
+    ops: Ops,
+    residual: Buf,
+    normed: Buf,
+    projected: Buf,
+    qkv: Buf,
+    attended: Buf,
+    wide: Buf,
+    gated: Buf,
+    spec: Arc<AttentionSpec>,
+}
+
+impl Layers {
+    fn new(rows: usize) -> Self {
+        let mut ops = Ops::new(StepShape { rows, out_rows: rows, lanes: 1 });
+        let [residual, normed, projected] = [0; 3].map(|_| ops.buffer(Extent::Rows, 64));
+        let (qkv, attended) = (ops.buffer(Extent::Rows, 4 * 16), ops.buffer(Extent::Rows, 2 * 16));
+        let (wide, gated) = (ops.buffer(Extent::Rows, 256), ops.buffer(Extent::Rows, 128));
+        let rotary = Rotary { frequencies: vec![1.0; 8], dim: 16, pairs: false, magnitude: 1.0 };
+        let spec = Arc::new(AttentionSpec { q_heads: 2, kv_heads: 1, head_dim: 16, scale: 0.25, rotary });
+        let mut layers = Self { ops, residual, normed, projected, qkv, attended, wide, gated, spec };
+        layers.ops.embed(WEIGHT, residual);
+        layers.ops.norm(residual, WEIGHT, 1e-6, normed);
+        layers
+    }
+
+    fn attention(&mut self, reduces: bool) {
+        self.ops.linear(self.normed, WEIGHT, None, self.qkv);
+        self.ops.rotate_and_cache(self.qkv, 0, None, &self.spec);
+        self.ops.attend(self.qkv, 0, &self.spec, self.attended);
+        self.ops.linear(self.attended, WEIGHT, None, self.projected);
+        if reduces {
+            self.ops.all_reduce(self.projected, Comm::Lane);
+        }
+        self.ops.add_norm(self.residual, self.projected, WEIGHT, 1e-6, self.normed);
+    }
+
+    fn mlp(&mut self) {
+        self.ops.linear(self.normed, WEIGHT, None, self.wide);
+        self.ops.gated_silu(self.wide, self.gated);
+        self.ops.linear(self.gated, WEIGHT, None, self.projected);
+        self.ops.add_norm(self.residual, self.projected, WEIGHT, 1e-6, self.normed);
+    }
+
+    fn head(mut self) -> Recording {
+        let picked = self.ops.buffer(Extent::OutRows, 64);
+        let logits = self.ops.buffer(Extent::OutRows, 300);
+        self.ops.pick_rows(self.normed, picked);
+        self.ops.linear(picked, WEIGHT, None, logits);
+        self.ops.sample(logits);
+        self.ops.finish()
+    }
+}
+
+/// Steps in words: products as what they norm and what they make.
+fn words(steps: &[Step<'_>]) -> Vec<String> {
+    let word = |step: &Step<'_>| match step {
+        Step::Product(fused) => {
+            assert_eq!(fused.norm.is_some(), fused.product.norms);
+            format!("{}{:?}", if fused.product.norms { "norm, " } else { "" }, fused.product.out)
+        }
+        other => other.name().to_owned(),
+    };
+    steps.iter().map(word).collect()
+}
+
+fn all(recording: &Recording) -> Vec<String> {
+    words(&fuse_where(recording, Element::BF16, |_| true))
+}
+
+#[test]
+fn a_dense_layer_is_four_products_with_attention_between() {
+    let mut layers = Layers::new(4);
+    for _ in 0..2 {
+        layers.attention(false);
+        layers.mlp();
+    }
+    let recording = layers.head();
+    let layer =
+        ["norm, Activations", "rotate and cache", "attend", "Residual", "norm, GatedSilu", "Residual"];
+    let expected = [&["embed"][..], &layer, &layer, &["norm", "pick rows", "F32", "sample"]].concat();
+    assert_eq!(all(&recording), expected);
+}
+
+#[test]
+fn products_that_are_not_taken_stay_as_they_were_recorded() {
+    let mut layers = Layers::new(4);
+    layers.attention(false);
+    layers.mlp();
+    let recording = layers.head();
+    let steps = fuse_where(&recording, Element::BF16, |_| false);
+    assert!(steps.iter().zip(recording.ops()).all(|(step, op)| *step == Step::Op(op)));
+    assert_eq!(steps.len(), recording.ops().len());
+    // Without norms in front the rest is taken in all the same.
+    let steps = fuse_where(&recording, Element::BF16, |product| !product.norms);
+    let expected = [
+        "embed",
+        "norm",
+        "Activations",
+        "rotate and cache",
+        "attend",
+        "Residual",
+        "norm",
+        "GatedSilu",
+        "Residual",
+        "norm",
+        "pick rows",
+        "F32",
+        "sample",
+    ];
+    assert_eq!(words(&steps), expected);
+}
+
+#[test]
+fn what_others_read_as_well_is_written() {
+    let mut layers = Layers::new(4);
+    // Sums over ranks come between the product and the residual.
+    layers.attention(true);
+    // Two readers of the norm: a router and a shared expert.
+    let (logits, routes) = (layers.ops.buffer(Extent::Rows, 8), layers.ops.buffer(Extent::Rows, 4));
+    let route = Arc::new(RouteSpec {
+        experts: 8,
+        top_k: 2,
+        is_sigmoid: false,
+        groups: 1,
+        groups_kept: 1,
+        normalise: true,
+        scale: 1.0,
+    });
+    layers.ops.linear(layers.normed, WEIGHT, None, logits);
+    layers.ops.route(logits, None, &route, routes);
+    layers.mlp();
+    let expected = [
+        "embed",
+        "norm, Activations",
+        "rotate and cache",
+        "attend",
+        "Activations",
+        "all-reduce",
+        "add and norm",
+        "F32",
+        "route",
+        "GatedSilu",
+        "Residual",
+        "norm",
+        "pick rows",
+        "F32",
+        "sample",
+    ];
+    assert_eq!(all(&layers.head()), expected);
+}
+
+#[test]
+fn a_residual_that_is_read_before_the_sum_keeps_its_own_addition() {
+    let mut layers = Layers::new(4);
+    layers.ops.linear(layers.normed, WEIGHT, None, layers.projected);
+    // Reads the residual between the product and the addition: the product must not have changed it yet.
+    let other = layers.ops.buffer(Extent::Rows, 64);
+    layers.ops.norm(layers.residual, WEIGHT, 1e-6, other);
+    layers.ops.add_norm(layers.residual, layers.projected, WEIGHT, 1e-6, layers.normed);
+    layers.ops.add(other, layers.normed);
+    let found = all(&layers.head());
+    assert_eq!(found[..4], ["embed", "norm, Activations", "norm", "add and norm"]);
+}

@@ -1,0 +1,13 @@
+//! A function for each operator's kernels: argument lists and grids, next to nothing else.
+//!
+//! Grids come from capacities and the GPU only. A capture fixes them, so they must not depend on a step.
+
+pub mod attend;
+pub mod experts;
+pub mod linear_small;
+pub mod norm;
+pub mod rope;
+pub mod route;
+pub mod rows;
+pub mod sample;
+pub mod step;

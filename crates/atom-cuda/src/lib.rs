@@ -1,0 +1,53 @@
+//! The CUDA backend: one GPU behind [`atom_ops::Backend`].
+//!
+//! * [`Search`] says where the vendor's libraries may lie; [`Driver`], [`Nvrtc`] and [`CublasLt`] are tables of
+//!   their functions, bound when a GPU is asked for. The program is built and starts without any of them.
+//! * [`Device`], [`Stream`], [`Event`], [`DeviceMem`], [`Pinned`], [`Module`], [`Kernel`] and [`Graph`] own what
+//!   the driver hands out; each call is a `Result`, and nothing is global.
+//! * [`Compiler`] makes cubins of the sources in `kernels/` and keeps them on disk; [`Kernels`] has them loaded.
+//! * [`launch`] has a function for each operator's kernels.
+//!
+//! This crate must never know a request, a scheduler or a model family. No other crate may know CUDA.
+
+mod api;
+mod backend;
+mod blas;
+mod buffers;
+mod compile;
+mod device;
+mod element;
+mod error;
+mod fuse;
+mod gpu;
+mod graph;
+mod kernels;
+pub mod launch;
+mod layout;
+mod library;
+mod memory;
+mod module;
+mod plan;
+mod record;
+pub mod sample_rows;
+mod sampler;
+mod staging;
+mod weights;
+mod work;
+
+pub use api::{CublasLt, Driver, Nvrtc};
+pub use backend::CudaBackend;
+pub use blas::{Blas, Product};
+pub use compile::{Compiler, Program};
+pub use cudarc::driver::sys::{CUtensorMapDataType as MapElement, CUtensorMapSwizzle as MapSwizzle};
+pub use device::{Device, Event, Properties, Stream};
+pub use element::Element;
+pub use error::CudaError;
+pub use gpu::{Gpu, GpuOptions};
+pub use graph::Graph;
+pub use kernels::{Kernels, Queue, SOURCES, Source};
+pub use layout::{Layout, Limits};
+pub use library::Search;
+pub use memory::{Address, DeviceMem, Pinned};
+pub use module::{Arg, Kernel, Launch, Module, TensorMap, Tiling};
+pub use plan::{Plan, Sizer, Sizes};
+pub use work::{Piece, Tile, WorkCounts, WorkCutter, WorkRoom, WorkSpec};

@@ -1,0 +1,276 @@
+//! How much device memory a rank takes, known to the byte before any of it is taken.
+
+use crate::buffers::Places;
+use crate::device::Properties;
+use crate::element::Element;
+use crate::error::CudaError;
+use crate::fuse::fuse;
+use crate::launch::attend::{AttendHeads, AttendKernels};
+use crate::launch::experts::{Experts, ExpertsShape};
+use crate::launch::sample::SampleMemory;
+use crate::layout::{Layout, Limits};
+use crate::memory::Address;
+use crate::sample_rows::{BIAS_BYTES, BIAS_LOAD_BYTES, RESULT_BYTES, ROW_BYTES, SEEN_LOAD_BYTES};
+use crate::weights::Shelf;
+use crate::work::WorkSpec;
+use atom_base::limits::LOGIT_BIAS_MAX;
+use atom_ops::{Extent, KvDType, LoadWeights, Op, OpsError, Recording, Reserve, Slice, Weight};
+use atom_weights::Tensor;
+use std::fmt;
+
+/// Loads a model without a device: it only counts. Give it to `Model::load`, then the recordings of all buckets to
+/// [`Self::size`].
+pub struct Sizer {
+    properties: Properties,
+    shelf: Shelf,
+    experts: usize,
+    room: usize,
+    staging: usize,
+    recordings: usize,
+}
+
+/// Bytes of device memory by purpose, all but the cache's pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Type of activations and matrices.
+    pub element: Element,
+    /// Weights, one block.
+    pub weights: usize,
+    /// Buffers of the largest recording.
+    pub room: usize,
+    /// What a step uploads.
+    pub staging: usize,
+    /// What a step brings back.
+    pub results: usize,
+    /// Page tables of all slots.
+    pub tables: usize,
+    /// What sampling keeps of each slot, and its scratch.
+    pub sampling: usize,
+    /// Loads of slots, on their way.
+    pub loads: usize,
+    /// Scratch of attention.
+    pub attention: usize,
+    /// Scratch of experts.
+    pub experts: usize,
+    /// cuBLASLt's.
+    pub workspace: usize,
+    /// Kept free for what the driver takes by itself: code of the libraries, and the recordings' nodes.
+    pub driver: usize,
+    /// One page of the cache in all layers.
+    pub page: usize,
+}
+
+/// Sizes with a number of pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// All but the pages.
+    pub sizes: Sizes,
+    /// Pages of the cache, the Sink included.
+    pub pages: usize,
+}
+
+impl Sizer {
+    /// For a model in `element` on such a GPU.
+    pub fn new(element: Element, properties: &Properties) -> Self {
+        let shelf = Shelf::new(element);
+        Self { properties: properties.clone(), shelf, experts: 0, room: 0, staging: 0, recordings: 0 }
+    }
+
+    /// Takes a recording into account; `reserve` is what [`Backend::reserve`] will get (its pages don't matter).
+    pub fn add(&mut self, recording: &Recording, reserve: &Reserve) {
+        let steps = fuse(recording, self.shelf.element(), &self.properties);
+        self.room = self.room.max(Places::new(recording, &steps, self.shelf.element()).bytes);
+        let limits = limits(reserve, &self.properties, self.shelf.element());
+        self.staging = self.staging.max(Layout::new(&recording.shape(), &limits).end);
+        let experts =
+            recording.ops().iter().filter_map(|op| experts_shape(recording, op, self.shelf.element()));
+        let bytes = experts.map(|shape| Experts::new(shape, &self.properties).workspace_bytes()).max();
+        self.experts = self.experts.max(bytes.unwrap_or(0));
+        self.recordings += recording.ops().len();
+    }
+
+    /// What it comes to.
+    pub fn sizes(&self, reserve: &Reserve) -> Sizes {
+        let out_rows = reserve.top.out_rows;
+        let element = self.shelf.element();
+        let attention = &reserve.attention;
+        let head = attention.kv_heads * attention.head_dim;
+        Sizes {
+            element,
+            weights: self.shelf.used(),
+            room: self.room,
+            staging: self.staging,
+            results: out_rows * RESULT_BYTES,
+            tables: 4 * reserve.slots * reserve.pages_per_sequence,
+            sampling: if reserve.samples { sample_memory(reserve).bytes() } else { 0 } + 4 * reserve.slots,
+            loads: LOADS_ROOM + load_items_bytes(reserve),
+            attention: attention_bytes(reserve, &self.properties, element),
+            experts: self.experts,
+            workspace: crate::blas::WORKSPACE_BYTES,
+            driver: DRIVER_BYTES + self.recordings * NODE_BYTES,
+            page: 2 * reserve.layers * head * element.bytes() * reserve.page_size,
+        }
+    }
+}
+
+impl Sizes {
+    /// Bytes that do not depend on the number of pages.
+    pub fn fixed(&self) -> usize {
+        let Self { weights, room, staging, results, tables, sampling, .. } = *self;
+        let Self { loads, attention, experts, workspace, driver, .. } = *self;
+        let parts =
+            [weights, room, staging, results, tables, sampling, loads, attention, experts, workspace, driver];
+        parts.map(rounded).iter().sum()
+    }
+
+    /// As many pages as fit into `budget` bytes; fewer than 2 are an error with the numbers.
+    pub fn pages_within(&self, budget: u64) -> Result<usize, CudaError> {
+        let left = budget.saturating_sub(self.fixed() as u64);
+        let pages = (left / self.page as u64) as usize;
+        if pages < 2 {
+            let needed = self.fixed() + 2 * self.page;
+            return Err(CudaError::Memory(format!(
+                "the model needs {} of GPU memory and may have {}: {}. A larger --gpu-memory-utilization, or fewer \
+                 --max-num-batched-tokens or --max-num-seqs, would help",
+                mib(needed),
+                mib(budget as usize),
+                Plan { sizes: *self, pages: 2 }
+            )));
+        }
+        Ok(pages)
+    }
+}
+
+impl Plan {
+    /// All of it.
+    pub fn total(&self) -> usize {
+        self.sizes.fixed() + rounded(self.pages * self.sizes.page)
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let s = &self.sizes;
+        write!(
+            f,
+            "weights {}, {} pages of the KV cache {}, step buffers {}, sampling {}, staging and tables {}, workspace {}, \
+             kept for the driver {}",
+            mib(s.weights),
+            self.pages,
+            mib(self.pages * s.page),
+            mib(s.room),
+            mib(s.sampling + s.loads),
+            mib(s.staging + s.results + s.tables),
+            mib(s.workspace + s.attention + s.experts),
+            mib(s.driver)
+        )
+    }
+}
+
+impl LoadWeights for Sizer {
+    fn load_matrix(&mut self, parts: &[Slice]) -> Result<Weight, OpsError> {
+        self.shelf.matrix(parts).map(|(weight, _)| weight)
+    }
+
+    fn load_experts(&mut self, experts: &[Vec<Slice>]) -> Result<Weight, OpsError> {
+        self.shelf.experts(experts).map(|(weight, _)| weight)
+    }
+
+    fn load_vector(&mut self, parts: &[Slice]) -> Result<Weight, OpsError> {
+        self.shelf.vector(parts).map(|(weight, _)| weight)
+    }
+
+    fn load_table(&mut self, table: &Tensor) -> Result<Weight, OpsError> {
+        self.shelf.table(table).map(|(weight, _)| weight)
+    }
+}
+
+/// What a layout depends on besides the shape.
+pub(crate) fn limits(reserve: &Reserve, properties: &Properties, element: Element) -> Limits {
+    Limits {
+        slots: reserve.slots,
+        pages_per_sequence: reserve.pages_per_sequence,
+        work: work(reserve, properties, element),
+        sample_bytes: if reserve.samples { ROW_BYTES } else { 0 },
+    }
+}
+
+/// Heads as the attention kernels get them.
+pub(crate) fn attend_heads(reserve: &Reserve) -> AttendHeads {
+    let spec = &reserve.attention;
+    AttendHeads {
+        q: spec.q_heads,
+        kv: spec.kv_heads,
+        head_dim: spec.head_dim,
+        scale: spec.scale,
+        window: 0,
+        sinks: Address::NULL,
+    }
+}
+
+/// What work lists are made for; `None` where the plain kernel does everything.
+pub(crate) fn work(reserve: &Reserve, properties: &Properties, element: Element) -> Option<WorkSpec> {
+    AttendKernels::new(properties, element, &attend_heads(reserve)).work(0, false)
+}
+
+fn attention_bytes(reserve: &Reserve, properties: &Properties, element: Element) -> usize {
+    let kernels = AttendKernels::new(properties, element, &attend_heads(reserve));
+    kernels.work(0, false).map_or(0, |work| kernels.scratch_bytes(work.slots))
+}
+
+pub(crate) fn sample_memory(reserve: &Reserve) -> SampleMemory {
+    SampleMemory::new(reserve.vocab, reserve.top.out_rows, reserve.slots)
+}
+
+/// The shape of an operator of experts, `None` for others.
+pub(crate) fn experts_shape(recording: &Recording, op: &Op, element: Element) -> Option<ExpertsShape> {
+    let Op::Experts { x, spec, .. } = op else { return None };
+    let (shape, buffer) = (recording.shape(), recording.buffers()[usize::from(x.0)]);
+    let lanes = if buffer.extent == Extent::GroupRows { shape.lanes } else { 1 };
+    Some(ExpertsShape {
+        lanes,
+        lane_rows: shape.rows,
+        top_k: spec.top_k,
+        first: spec.first,
+        held: spec.held,
+        hidden: buffer.width,
+        width: spec.width,
+        element,
+    })
+}
+
+/// The type of the cache's elements is that of activations.
+pub(crate) fn check_kv(kv: KvDType, element: Element) -> Result<(), CudaError> {
+    match (kv, element) {
+        (KvDType::BF16, Element::BF16) | (KvDType::F32, Element::F32) => Ok(()),
+        _ => Err(CudaError::Unsupported(format!(
+            "a KV cache of {kv:?} beside activations of {element:?} is not built yet on a GPU; leave --kv-cache-dtype \
+             at auto"
+        ))),
+    }
+}
+
+/// Tokens or biases that one load may bring at a time: a whole context, and the biases of all rows.
+pub(crate) fn load_items_bytes(reserve: &Reserve) -> usize {
+    let tokens = 4 * reserve.pages_per_sequence * reserve.page_size;
+    tokens.max(reserve.top.out_rows * LOGIT_BIAS_MAX * BIAS_BYTES)
+}
+
+fn rounded(bytes: usize) -> usize {
+    bytes.next_multiple_of(GRANULE)
+}
+
+fn mib(bytes: usize) -> String {
+    format!("{} MiB", bytes.div_ceil(1 << 20))
+}
+
+/// What the driver hands out memory in.
+const GRANULE: usize = 2 << 20;
+/// Records of as many loads as one launch takes, and their count in front.
+pub(crate) const LOADS_MAX: usize = 64;
+pub(crate) const LOADS_ROOM: usize =
+    256 + LOADS_MAX * if SEEN_LOAD_BYTES > BIAS_LOAD_BYTES { SEEN_LOAD_BYTES } else { BIAS_LOAD_BYTES };
+/// Code of cuBLASLt's kernels, brought in as they are chosen.
+const DRIVER_BYTES: usize = 256 << 20;
+/// A kernel's node in an instantiated graph.
+const NODE_BYTES: usize = 4 << 10;

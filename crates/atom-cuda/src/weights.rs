@@ -1,0 +1,284 @@
+//! Weights: where each lies in one block of device memory, and how it gets there.
+
+use crate::device::{Device, Event, Stream};
+use crate::element::Element;
+use crate::error::CudaError;
+use crate::kernels::{Kernels, Queue};
+use crate::memory::{Address, DeviceMem, Pinned};
+use crate::module::{Arg, Launch};
+use atom_ops::{OpsError, Slice, Weight};
+use atom_weights::{Recipe, Tensor, quant};
+use std::collections::HashMap;
+
+/// What a weight is, and its offset in the block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Loaded {
+    Matrix { outputs: usize, inputs: usize, at: usize },
+    Experts { held: usize, outputs: usize, inputs: usize, at: usize },
+    Vector { len: usize, at: usize },
+    Table { rows: usize, cols: usize, at: usize },
+}
+
+/// The places of all weights. The same calls give the same places: once to plan, once to load.
+pub(crate) struct Shelf {
+    element: Element,
+    loaded: Vec<Loaded>,
+    used: usize,
+    /// Whole matrices that are there already: a tied head is the embedding.
+    whole: HashMap<(usize, usize), usize>,
+    /// Keeps what `whole` knows alive, so that no other tensor gets its identity.
+    kept: Vec<Tensor>,
+}
+
+/// Numbers that are still to be brought to `at`.
+pub(crate) struct Delivery {
+    pub(crate) slices: Vec<Slice>,
+    pub(crate) at: usize,
+    pub(crate) element: Element,
+}
+
+impl Shelf {
+    pub(crate) fn new(element: Element) -> Self {
+        Self { element, loaded: Vec::new(), used: 0, whole: HashMap::new(), kept: Vec::new() }
+    }
+
+    /// Type of matrices.
+    pub(crate) fn element(&self) -> Element {
+        self.element
+    }
+
+    /// Bytes taken so far.
+    pub(crate) fn used(&self) -> usize {
+        self.used
+    }
+
+    pub(crate) fn loaded(&self, weight: Weight) -> Result<Loaded, OpsError> {
+        let found = self.loaded.get(weight.0 as usize).copied();
+        found.ok_or_else(|| OpsError::Weights(format!("{weight:?} was never loaded")))
+    }
+
+    pub(crate) fn matrix(&mut self, parts: &[Slice]) -> Result<(Weight, Option<Delivery>), OpsError> {
+        let (outputs, inputs) = stacked(parts)?;
+        let (at, delivery) = self.place(parts.to_vec(), outputs * inputs, self.element);
+        Ok((self.keep(Loaded::Matrix { outputs, inputs, at }), delivery))
+    }
+
+    pub(crate) fn experts(&mut self, experts: &[Vec<Slice>]) -> Result<(Weight, Option<Delivery>), OpsError> {
+        let first = experts.first().ok_or_else(|| OpsError::Weights("a layer without experts".into()))?;
+        let (outputs, inputs) = stacked(first)?;
+        for parts in experts {
+            if stacked(parts)? != (outputs, inputs) {
+                return Err(OpsError::Weights("the experts of a layer differ in shape".into()));
+            }
+        }
+        let held = experts.len();
+        let (at, delivery) = self.place(experts.concat(), held * outputs * inputs, self.element);
+        Ok((self.keep(Loaded::Experts { held, outputs, inputs, at }), delivery))
+    }
+
+    pub(crate) fn vector(&mut self, parts: &[Slice]) -> Result<(Weight, Option<Delivery>), OpsError> {
+        if parts.iter().any(|part| part.rows.len() != 1) {
+            return Err(OpsError::Weights("a vector of several rows".into()));
+        }
+        let len = parts.iter().map(|part| part.cols.len()).sum();
+        let (at, delivery) = self.place(parts.to_vec(), len, Element::F32);
+        Ok((self.keep(Loaded::Vector { len, at }), delivery))
+    }
+
+    pub(crate) fn table(&mut self, table: &Tensor) -> Result<(Weight, Option<Delivery>), OpsError> {
+        let (rows, cols) = (table.rows(), table.cols());
+        let slice = Slice { tensor: table.clone(), rows: 0..rows, cols: 0..cols };
+        let (at, delivery) = self.place(vec![slice], rows * cols, self.element);
+        Ok((self.keep(Loaded::Table { rows, cols, at }), delivery))
+    }
+
+    fn place(&mut self, slices: Vec<Slice>, count: usize, element: Element) -> (usize, Option<Delivery>) {
+        let whole = match &slices[..] {
+            [Slice { tensor, rows, cols }]
+                if element == self.element && *rows == (0..tensor.rows()) && *cols == (0..tensor.cols()) =>
+            {
+                Some(tensor.identity())
+            }
+            _ => None,
+        };
+        if let Some(&at) = whole.and_then(|identity| self.whole.get(&identity)) {
+            return (at, None);
+        }
+        let at = self.used;
+        self.used = (at + count * element.bytes()).next_multiple_of(ALIGN);
+        if let Some(identity) = whole {
+            self.whole.insert(identity, at);
+            self.kept.push(slices[0].tensor.clone());
+        }
+        (at, Some(Delivery { slices, at, element }))
+    }
+
+    /// Nothing is loaded any more: tensors may go.
+    pub(crate) fn close(&mut self) {
+        self.whole.clear();
+        self.kept.clear();
+    }
+
+    fn keep(&mut self, loaded: Loaded) -> Weight {
+        self.loaded.push(loaded);
+        Weight(u32::try_from(self.loaded.len() - 1).expect("a model has thousands of weights"))
+    }
+}
+
+/// Outputs and inputs of slices whose outputs stand one behind the other.
+fn stacked(parts: &[Slice]) -> Result<(usize, usize), OpsError> {
+    let inputs = parts.first().map_or(0, |part| part.cols.len());
+    if inputs == 0 || parts.iter().any(|part| part.cols.len() != inputs) {
+        return Err(OpsError::Weights("parts of a matrix differ in inputs".into()));
+    }
+    Ok((parts.iter().map(|part| part.rows.len()).sum(), inputs))
+}
+
+/// Brings weights to the GPU through two pinned buffers: while one travels, threads fill the other.
+pub(crate) struct Carrier {
+    stream: Stream,
+    buffers: [(Pinned, Event); 2],
+    turn: usize,
+}
+
+impl Carrier {
+    pub(crate) fn new(device: &Device) -> Result<Self, CudaError> {
+        let stream = device.stream()?;
+        let buffer = || -> Result<_, CudaError> {
+            let (pinned, event) = (Pinned::new(device, BUFFER_BYTES)?, device.event()?);
+            stream.mark(&event)?;
+            Ok((pinned, event))
+        };
+        Ok(Self { buffers: [buffer()?, buffer()?], stream, turn: 0 })
+    }
+
+    pub(crate) fn deliver(
+        &mut self,
+        kernels: &Kernels,
+        block: &DeviceMem,
+        delivery: &Delivery,
+    ) -> Result<(), CudaError> {
+        let mut at = delivery.at;
+        for slice in &delivery.slices {
+            let bytes = slice.rows.len() * slice.cols.len() * delivery.element.bytes();
+            if at + bytes > block.bytes() {
+                return Err(CudaError::Memory(format!(
+                    "weights need more than the {} bytes that were planned for them",
+                    block.bytes()
+                )));
+            }
+            if let Some(recipe) = slice.tensor.recipe() {
+                self.make(kernels, slice, recipe, delivery.element, block.address().plus(at))?;
+            } else {
+                self.carry(slice, delivery.element, block, at)?;
+            }
+            at += bytes;
+        }
+        Ok(())
+    }
+
+    /// Waits until all is there.
+    pub(crate) fn finish(&self) -> Result<(), CudaError> {
+        self.stream.wait()
+    }
+
+    fn make(
+        &self,
+        kernels: &Kernels,
+        slice: &Slice,
+        recipe: Recipe,
+        element: Element,
+        out: Address,
+    ) -> Result<(), CudaError> {
+        let stride = slice.tensor.cols() as u64;
+        let first = recipe.first + slice.rows.start as u64 * stride + slice.cols.start as u64;
+        let args: [Arg<'_>; 9] = [
+            out.into(),
+            (slice.rows.len() as u64).into(),
+            (slice.cols.len() as u64).into(),
+            first.into(),
+            stride.into(),
+            recipe.key[0].into(),
+            recipe.key[1].into(),
+            Arg::Long(recipe.offset.to_bits()),
+            Arg::Long(recipe.scale.to_bits()),
+        ];
+        let queue = Queue { kernels, stream: &self.stream };
+        let elements = slice.rows.len() * slice.cols.len();
+        let blocks = elements.div_ceil(256).min(64 * queue.processors() as usize) as u32;
+        // SAFETY: `out` has room for the slice (checked by `deliver`) and lives as long as the backend.
+        unsafe {
+            let name = format!("synthetic_{}", element.suffix());
+            queue.launch("weights", &name, Launch::new(blocks, 256), &args)
+        }
+    }
+
+    fn carry(
+        &mut self,
+        slice: &Slice,
+        element: Element,
+        block: &DeviceMem,
+        mut at: usize,
+    ) -> Result<(), CudaError> {
+        let row_bytes = slice.cols.len() * element.bytes();
+        // A vector of a hundred million elements does not exist; a row always fits.
+        let rows_max = (BUFFER_BYTES / row_bytes).max(1);
+        let mut row = slice.rows.start;
+        while row < slice.rows.end {
+            let rows = row..slice.rows.end.min(row + rows_max);
+            let (pinned, event) = &mut self.buffers[self.turn];
+            event.wait()?;
+            let bytes = rows.len() * row_bytes;
+            fill(slice, rows.clone(), element, &mut pinned[..bytes]);
+            // SAFETY: the buffer is not touched before its event has passed.
+            unsafe { block.upload(&self.stream, at, &pinned[..bytes]) }?;
+            self.stream.mark(event)?;
+            self.turn = 1 - self.turn;
+            (row, at) = (rows.end, at + bytes);
+        }
+        Ok(())
+    }
+}
+
+/// Rows of a slice in another type, by several threads where it pays.
+fn fill(slice: &Slice, rows: std::ops::Range<usize>, element: Element, out: &mut [u8]) {
+    let row_bytes = slice.cols.len() * element.bytes();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(16);
+    let each = if out.len() < ALONE_BYTES { rows.len() } else { rows.len().div_ceil(threads) };
+    std::thread::scope(|scope| {
+        for (index, out) in out.chunks_mut(each.max(1) * row_bytes).enumerate() {
+            let first = rows.start + index * each;
+            let mut work = move || {
+                for (row, out) in out.chunks_exact_mut(row_bytes).enumerate() {
+                    fill_row(slice, first + row, element, out);
+                }
+            };
+            if each == rows.len() {
+                work();
+            } else {
+                scope.spawn(work);
+            }
+        }
+    });
+}
+
+fn fill_row(slice: &Slice, row: usize, element: Element, out: &mut [u8]) {
+    let (dtype, cols) = (slice.tensor.dtype, &slice.cols);
+    let bytes = &slice.tensor.row(row)[dtype.row_bytes(cols.start)..dtype.row_bytes(cols.end)];
+    let same = matches!(
+        (dtype, element),
+        (atom_weights::DType::BF16, Element::BF16) | (atom_weights::DType::F32, Element::F32)
+    );
+    if same {
+        out.copy_from_slice(bytes);
+    } else {
+        out.copy_from_slice(&element.encode(&quant::dequantize_bytes(dtype, bytes)));
+    }
+}
+
+/// The copy engine wants tiles of weights on 128 bytes.
+const ALIGN: usize = 256;
+/// Half of what travels while the other half is filled.
+const BUFFER_BYTES: usize = 64 << 20;
+/// Below this one thread is done before others are awake.
+const ALONE_BYTES: usize = 1 << 20;

@@ -1,0 +1,186 @@
+//! Whole models on a GPU: the golden models in f32 against their references, padding that can't be seen, the same
+//! tokens as on the CPU, and what a steady step asks of the driver.
+//!
+//! `gpu_models [CHECK ..]`; `ATOM_TESTS_DATA` says where tests-data lies. Ends in `N passed, N failed`.
+#![allow(clippy::unwrap_used, reason = "a failed check is a panic that is counted")]
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+use atom_base::{Mesh, SamplingParams, Seat};
+use atom_cuda::{CudaBackend, Driver, Element, Gpu, GpuOptions, Plan, Properties, Search, Sizer};
+use atom_model::Model;
+use atom_ops::{Backend, KvDType, OpsError, Reserve, StepShape};
+use atom_rank::Host;
+use atom_weights::Checkpoint;
+use common::{Setup, ask, goldens, greedy, request, tiny};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+const CHECKS: &[(&str, fn())] = &[
+    ("goldens", goldens_in_f32),
+    ("bf16", bf16_is_near_and_poison_is_not_seen),
+    ("sampling", sampled_tokens_are_those_of_the_cpu),
+    ("calls", a_steady_step_is_one_launch),
+];
+
+fn main() -> ExitCode {
+    let wanted: Vec<String> = std::env::args().skip(1).collect();
+    let (mut passed, mut failed) = (0, 0);
+    for (name, check) in CHECKS {
+        if !wanted.is_empty() && !wanted.iter().any(|wanted| wanted == name) {
+            continue;
+        }
+        let start = Instant::now();
+        let outcome = catch_unwind(AssertUnwindSafe(check));
+        let verdict = if outcome.is_ok() { "passed" } else { "FAILED" };
+        *(if outcome.is_ok() { &mut passed } else { &mut failed }) += 1;
+        println!("{name}: {verdict} in {:.1} s", start.elapsed().as_secs_f64());
+    }
+    println!("{passed} passed, {failed} failed");
+    if failed == 0 && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn goldens_in_f32() {
+    for name in goldens::MODELS.iter().chain(goldens::MIXTURES) {
+        let (host, _) = start(&Setup::default(), &tiny(name), Element::F32);
+        goldens::check(name, &host);
+        println!("  {name} agrees with its reference");
+    }
+    for (rows_max, page_size) in [(16, 16), (17, 32), (301, 64)] {
+        let setup = Setup { rows_max, page_size, ..Setup::default() };
+        let (host, _) = start(&setup, &tiny("qwen2"), Element::F32);
+        goldens::check("qwen2", &host);
+    }
+}
+
+/// What `--poison-padding` fills with NaN must change no bit; bf16 must stay near f32.
+fn bf16_is_near_and_poison_is_not_seen() {
+    for name in ["qwen3", "qwen3_moe", "glm4_moe", "llama_bias", "minimax_m2"] {
+        let prompt: Vec<u32> = (0..83).map(|i| (i * 37 + 11) % 512).collect();
+        let scoring =
+            SamplingParams { prompt_logprobs: Some(4), logprobs: Some(4), ..SamplingParams::greedy() };
+        let bits = |poison: bool| {
+            let setup = Setup { poison, kv_dtype: KvDType::BF16, ..Setup::default() };
+            let (host, _) = start(&setup, &tiny(name), Element::BF16);
+            ask(&host, request(&prompt, 24, scoring.clone()))
+        };
+        let (plain, poisoned) = (bits(false), bits(true));
+        assert_eq!(plain.bits(), poisoned.bits(), "{name}: poison was seen");
+        let (host, _) = start(&Setup::default(), &tiny(name), Element::F32);
+        let exact = ask(&host, request(&prompt, 0, scoring));
+        let differences: Vec<f32> =
+            exact.prompt.iter().zip(&plain.prompt).map(|(a, b)| (a.logprob - b.logprob).abs()).collect();
+        let mean = differences.iter().sum::<f32>() / differences.len() as f32;
+        println!("  {name}: bf16 log-probabilities of a prompt differ from f32 by {mean:.4} on average");
+        // Logits have a standard deviation of about 3; bf16 keeps 8 bits, so each rounding is worth some 1e-2.
+        assert!(mean < 0.1, "{name}: {differences:?}");
+    }
+}
+
+/// Philox and exact sums of weights: the same draws, where the logits are near enough. Greedy with penalties and
+/// biases too.
+fn sampled_tokens_are_those_of_the_cpu() {
+    let checkpoint = tiny("qwen3");
+    let setup = Setup::default();
+    let (gpu, _) = start(&setup, &checkpoint, Element::F32);
+    let cpu = setup.start(&checkpoint);
+    let prompt: Vec<u32> = (0..40).map(|i| (i * 53 + 7) % 512).collect();
+    let base = SamplingParams { temperature: 0.8, seed: 5, ..SamplingParams::default() };
+    let cases = [
+        SamplingParams { ..base.clone() },
+        SamplingParams { top_p: 0.9, ..base.clone() },
+        SamplingParams { top_k: 20, min_p: 0.05, ..base.clone() },
+        SamplingParams {
+            repetition_penalty: 1.3,
+            frequency_penalty: 0.5,
+            presence_penalty: 0.3,
+            ..base.clone()
+        },
+        SamplingParams { logit_bias: Box::new([(3, 8.0), (400, -100.0)]), ..base },
+        SamplingParams { repetition_penalty: 1.5, ..SamplingParams::greedy() },
+    ];
+    for (i, params) in cases.into_iter().enumerate() {
+        let tokens = |host: &Host| ask(host, request(&prompt, 40, params.clone())).ids();
+        assert_eq!(tokens(&gpu), tokens(&cpu), "case {i}");
+    }
+}
+
+/// Counts of driver calls over 1,000 decode steps.
+fn a_steady_step_is_one_launch() {
+    const STEPS: u64 = 1000;
+    let setup = Setup { poison: false, max_model_len: 2048, ..Setup::default() };
+    let (host, driver) = start(&setup, &tiny("qwen3_moe"), Element::F32);
+    greedy(&host, &[1, 2, 3], 8);
+    let before = driver.counts();
+    // The first token comes with the prompt's step.
+    greedy(&host, &[5, 6, 7], STEPS as u32);
+    let after = driver.counts();
+    println!("  calls of the driver over {STEPS} steps:");
+    let count = |name: &str| {
+        let of = |counts: &[(&'static str, u64)]| counts.iter().find(|(n, _)| *n == name).unwrap().1;
+        of(&after) - of(&before)
+    };
+    for (name, _) in &after {
+        if count(name) > 0 {
+            println!("    {name:<24} {:>6}", count(name));
+        }
+    }
+    assert_eq!(count("cuGraphLaunch"), STEPS);
+    assert!(count("cuMemcpyHtoDAsync_v2") <= STEPS && count("cuMemcpyDtoHAsync_v2") <= STEPS);
+    for none in ["cuLaunchKernelEx", "cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostAlloc", "cuMemsetD8Async"] {
+        assert_eq!(count(none), 0, "{none}");
+    }
+    assert!(count("cuStreamSynchronize") <= STEPS, "a step at depth 0 waits once");
+}
+
+fn options() -> GpuOptions {
+    GpuOptions {
+        search: Search::from_env(|name| std::env::var_os(name)),
+        ordinal: 0,
+        cache: Some(std::env::temp_dir().join("atom-gpu-models-kernels")),
+    }
+}
+
+fn start(setup: &Setup, checkpoint: &Arc<Checkpoint>, element: Element) -> (Host, Arc<Driver>) {
+    let gpu = Gpu::open(&options()).unwrap_or_else(|error| panic!("{error}"));
+    let driver = Arc::clone(gpu.driver());
+    let plan = plan(setup, checkpoint, element, gpu.device().properties());
+    let gpu = Mutex::new(Some(gpu));
+    let backend = move |_: &Seat| {
+        let gpu = gpu.lock().unwrap().take();
+        let gpu = gpu.ok_or_else(|| OpsError::Device("one rank has the GPU".into()))?;
+        Ok(Box::new(CudaBackend::new(gpu, &plan)?) as Box<dyn Backend>)
+    };
+    (setup.start_with(checkpoint, backend), driver)
+}
+
+/// As `atom` plans it: everything is counted before anything is taken.
+fn plan(setup: &Setup, checkpoint: &Arc<Checkpoint>, element: Element, properties: &Properties) -> Plan {
+    let config = setup.config();
+    let mut sizer = Sizer::new(element, properties);
+    let seat = Mesh::SINGLE.seats().next().unwrap();
+    let model =
+        Model::load(checkpoint, (&config.mesh, config.experts), &seat, &mut sizer, &|_, _| {}).unwrap();
+    let top = config.lattice.top();
+    let shape = |rows, out_rows| StepShape { rows, out_rows, lanes: 1 };
+    let reserve = Reserve {
+        top: shape(top.rows(), top.out_rows()),
+        layers: model.config().layers,
+        attention: Arc::clone(model.attention()),
+        page_size: setup.page_size,
+        pages: setup.pages,
+        pages_per_sequence: setup.max_model_len.div_ceil(setup.page_size),
+        kv_dtype: setup.kv_dtype,
+        slots: setup.max_num_seqs as usize + 1,
+        vocab: model.config().vocab_size,
+        samples: true,
+        poison: setup.poison,
+    };
+    for bucket in config.lattice.buckets() {
+        sizer.add(&model.record(shape(bucket.rows(), bucket.out_rows())), &reserve);
+    }
+    Plan { sizes: sizer.sizes(&reserve), pages: setup.pages }
+}

@@ -1,0 +1,83 @@
+//! What a GPU would record and take, without one.
+#![allow(clippy::unwrap_used, reason = "in tests, also in their helper functions")]
+
+mod common;
+
+use atom_base::Mesh;
+use atom_cpu::{Activations, CpuBackend, CpuOptions, WeightShare};
+use atom_cuda::{Element, Properties, Sizer};
+use atom_model::{ExpertLayout, Model};
+use atom_ops::{Backend, KvDType, Reserve, StepShape};
+use common::goldens::{MIXTURES, MODELS};
+use common::tiny;
+use std::sync::Arc;
+
+fn h200() -> Properties {
+    Properties {
+        name: "NVIDIA H200".into(),
+        capability: (9, 0),
+        processors: 132,
+        shared_bytes_max: 232_448,
+        l2_bytes: 60 << 20,
+    }
+}
+
+fn load(name: &str, backend: &mut dyn Backend) -> Model {
+    let seat = Mesh::SINGLE.seats().next().unwrap();
+    Model::load(&tiny(name), (&Mesh::SINGLE, ExpertLayout::default()), &seat, backend, &|_, _| {}).unwrap()
+}
+
+#[test]
+fn a_gpu_records_the_operators_of_a_cpu() {
+    for name in MODELS.iter().chain(MIXTURES) {
+        let options = CpuOptions {
+            threads: 1,
+            isa: None,
+            activations: Activations::default(),
+            share: Arc::new(WeightShare::new()),
+            cores: Vec::new(),
+        };
+        let cpu = load(name, &mut CpuBackend::new(options).unwrap());
+        let gpu = load(name, &mut Sizer::new(Element::BF16, &h200()));
+        for (rows, out_rows) in [(1, 1), (16, 16), (300, 16)] {
+            let shape = StepShape { rows, out_rows, lanes: 1 };
+            assert_eq!(cpu.record(shape).ops(), gpu.record(shape).ops(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_plan_has_all_weights_once_and_its_numbers_when_it_does_not_fit() {
+    for name in MODELS.iter().chain(MIXTURES) {
+        let mut sizer = Sizer::new(Element::BF16, &h200());
+        let model = load(name, &mut sizer);
+        let shape = |rows| StepShape { rows, out_rows: 16.min(rows), lanes: 1 };
+        let reserve = Reserve {
+            top: shape(300),
+            layers: model.config().layers,
+            attention: Arc::clone(model.attention()),
+            page_size: 64,
+            pages: 0,
+            pages_per_sequence: 8,
+            kv_dtype: KvDType::BF16,
+            slots: 17,
+            vocab: model.config().vocab_size,
+            samples: true,
+            poison: false,
+        };
+        for rows in [1, 8, 64, 300] {
+            sizer.add(&model.record(shape(rows)), &reserve);
+        }
+        let sizes = sizer.sizes(&reserve);
+        // Two bytes each, four for what stays exact, and the gaps between.
+        let parameters = tiny(name).parameters() as usize;
+        assert!((2 * parameters..4 * parameters + (1 << 20)).contains(&sizes.weights), "{name}: {sizes:?}");
+        let spec = model.attention();
+        let position = 2 * model.config().layers * spec.kv_heads * spec.head_dim * 2;
+        assert_eq!(sizes.page, 64 * position, "{name}");
+        let budget = (sizes.fixed() + 5 * sizes.page) as u64;
+        assert_eq!(sizes.pages_within(budget).unwrap(), 5, "{name}");
+        let error = sizes.pages_within(1 << 20).unwrap_err().to_string();
+        assert!(error.contains("MiB") && error.contains("--gpu-memory-utilization"), "{error}");
+    }
+}
