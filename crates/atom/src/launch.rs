@@ -203,6 +203,7 @@ fn host_config(
         queue_max: args.max_waiting,
         load_balance: load_balance(args.dp_load_balance),
         rank_restarts_max: args.rank_restarts_max.unwrap_or(if args.nodes > 1 { 0 } else { RESTARTS_MAX }),
+        depth: CPU_DEPTH,
         enforce_eager: args.enforce_eager,
         fail_on_eager: args.fail_on_eager,
         // A recording on a CPU is a list of some hundred operators: microseconds.
@@ -365,3 +366,6 @@ const SPINS: u32 = 2000;
 const CACHE_BYTES_MAX: u64 = 4 << 30;
 /// Where the system does not say what is free.
 const CACHE_BYTES_MIN: u64 = 512 << 20;
+
+/// A CPU computes on the rank's own thread: nothing to be ahead of.
+const CPU_DEPTH: usize = 0;
