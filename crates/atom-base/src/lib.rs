@@ -18,5 +18,5 @@ mod token;
 pub use ids::{LaneId, PageId, RankId, RequestId, SlotId, StepNo, TokenId};
 pub use mesh::{Mesh, MeshArgs, MeshError, Seat};
 pub use sampling::{SamplingError, SamplingParams, StopParams};
-pub use step::{OutRow, SlotLoad, Span, TableEntry};
+pub use step::{OutRow, SlotLoad, Span, TableEntry, last_of, slot_of_last};
 pub use token::{FinishReason, MAX_TOP_LOGPROBS, ScoredToken, TopLogprobs};

@@ -17,6 +17,20 @@ pub struct Span {
     pub start: u32,
 }
 
+/// Stands for a row's token where only the device knows it yet: the last one that it sampled in `slot`.
+/// A step that is planned while the one before still runs begins with it.
+pub fn last_of(slot: SlotId) -> TokenId {
+    LAST | slot.0
+}
+
+/// The slot whose last token is meant, if `token` is made by [`last_of`].
+pub fn slot_of_last(token: TokenId) -> Option<SlotId> {
+    (token & LAST != 0).then_some(SlotId(token & !LAST))
+}
+
+/// No vocabulary and no number of slots comes near it.
+const LAST: TokenId = 1 << 31;
+
 /// A row whose logits are needed.
 #[derive(Clone, Debug)]
 pub struct OutRow {

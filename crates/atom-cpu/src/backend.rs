@@ -65,6 +65,7 @@ pub struct CpuBackend {
     reserved: Option<Reserved>,
     /// None where one was given up.
     recordings: Vec<Option<Recorded>>,
+    /// Of the step that was finished last.
     expert_rows: ExpertRows,
 }
 
@@ -74,6 +75,17 @@ struct Reserved {
     attention: Attention,
     sampler: Option<Sampler>,
     room: Room,
+    /// Steps that were launched and not finished, the oldest first. They were computed at once.
+    flights: [Flight; FLIGHTS_MAX],
+    in_flight: usize,
+}
+
+/// What a step computed, until it is asked for.
+struct Flight {
+    results: Vec<ScoredToken>, // [out rows]
+    count: usize,
+    expert_rows: ExpertRows,
+    outcome: Result<(), OpsError>,
 }
 
 impl CpuBackend {
@@ -173,7 +185,15 @@ impl Backend for CpuBackend {
         let sampler =
             reserve.samples.then(|| Sampler::new(self.isa, self.pool.workers(), reserve)).transpose()?;
         let room = Room::new(&reserve.top, self.pool.workers())?;
-        self.reserved = Some(Reserved { reserve: reserve.clone(), attention, sampler, room });
+        let flight = || Flight {
+            results: vec![ScoredToken::NOT_A_NUMBER; reserve.top.out_rows],
+            count: 0,
+            expert_rows: ExpertRows::default(),
+            outcome: Ok(()),
+        };
+        let flights = [flight(), flight()];
+        self.reserved =
+            Some(Reserved { reserve: reserve.clone(), attention, sampler, room, flights, in_flight: 0 });
         Ok(())
     }
 
@@ -193,19 +213,22 @@ impl Backend for CpuBackend {
         self.recordings[recording] = None;
     }
 
-    fn replay(
+    fn launch(
         &mut self,
         recording: usize,
         inputs: &StepInputs<'_>,
         collectives: &dyn Collectives,
-        results: &mut [ScoredToken],
     ) -> Result<(), OpsError> {
-        let Reserved { reserve, attention, sampler, room } =
-            self.reserved.as_mut().ok_or_else(|| early("replay"))?;
+        let Reserved { reserve, attention, sampler, room, flights, in_flight } =
+            self.reserved.as_mut().ok_or_else(|| early("launch"))?;
+        assert!(*in_flight < FLIGHTS_MAX, "{FLIGHTS_MAX} steps are in flight");
+        let flight = &mut flights[*in_flight];
+        *in_flight += 1;
         let recorded = self.recordings[recording].as_ref().expect("it was not given up");
         recorded.assert_fits(inputs);
         let sampled = if sampler.is_some() { inputs.out.len() } else { 0 };
-        let results = Rows::new(&mut results[..sampled], 1);
+        flight.count = sampled;
+        let results = Rows::new(&mut flight.results[..sampled], 1);
         if reserve.poison {
             room.poison();
             attention.poison_page(PageId::SINK.0 as usize);
@@ -236,14 +259,36 @@ impl Backend for CpuBackend {
         };
         self.pool.run(&|worker| replay.walk(worker));
         let Replay { failure, chosen, computed, .. } = replay;
-        self.expert_rows = ExpertRows { chosen: chosen.into_inner(), computed: computed.into_inner() };
-        failure.into_result()
+        flight.expert_rows = ExpertRows { chosen: chosen.into_inner(), computed: computed.into_inner() };
+        flight.outcome = failure.into_result();
+        Ok(())
+    }
+
+    fn finish(&mut self, results: &mut [ScoredToken]) -> Result<(), OpsError> {
+        let reserved = self.reserved.as_mut().ok_or_else(|| early("finish"))?;
+        assert!(reserved.in_flight > 0, "no step is in flight");
+        let flight = &mut reserved.flights[0];
+        let outcome = std::mem::replace(&mut flight.outcome, Ok(()));
+        self.expert_rows = flight.expert_rows;
+        results[..flight.count].copy_from_slice(&flight.results[..flight.count]);
+        reserved.flights.rotate_left(1);
+        reserved.in_flight -= 1;
+        outcome
+    }
+
+    fn abandon(&mut self) {
+        if let Some(reserved) = &mut self.reserved {
+            reserved.in_flight = 0;
+        }
     }
 
     fn expert_rows(&self) -> ExpertRows {
         self.expert_rows
     }
 }
+
+/// As many as any backend may have.
+const FLIGHTS_MAX: usize = 2;
 
 fn too_late(what: &str) -> OpsError {
     OpsError::Device(format!("{what} was loaded after reserve; load everything first"))

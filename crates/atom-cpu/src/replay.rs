@@ -17,7 +17,7 @@ use crate::sample::Sampler;
 use crate::shared::{Rows, share};
 use crate::sizes::Place;
 use crate::weights::{Loaded, Matrix, dequantise};
-use atom_base::ScoredToken;
+use atom_base::{ScoredToken, TokenId, slot_of_last};
 use atom_ops::{Buf, Collectives, Comm, Extent, OpsError, StepInputs, Weight};
 use atom_weights::Tensor;
 use std::ops::Range;
@@ -141,9 +141,19 @@ impl Replay<'_> {
         unsafe {
             let out = self.buffer(out);
             for row in share(self.inputs.tokens.len(), worker.index, worker.count) {
-                let token = self.inputs.tokens[row] as usize;
+                let token = self.token(row) as usize;
                 dequantise(table.dtype, table.row(token), out.row_mut(row));
             }
+        }
+    }
+
+    /// A row's token, also where the step before sampled it.
+    fn token(&self, row: usize) -> TokenId {
+        let token = self.inputs.tokens[row];
+        match (slot_of_last(token), self.sampler) {
+            (None, _) => token,
+            (Some(slot), Some(sampler)) => sampler.last(slot),
+            (Some(slot), None) => unreachable!("the last token of slot {slot}, on a rank that samples none"),
         }
     }
 

@@ -16,16 +16,18 @@ mod passes;
 mod score;
 
 use crate::isa::Isa;
-use atom_base::{OutRow, ScoredToken, SlotLoad};
+use atom_base::{OutRow, ScoredToken, SlotId, SlotLoad, TokenId};
 use atom_ops::{OpsError, Reserve};
 use history::History;
 use keys::Key;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Per-slot history and per-worker scratch, all of it reserved before the first step.
 pub(crate) struct Sampler {
     isa: Isa,
     history: History,
+    last: Box<[AtomicU32]>,         // [slots], sampled last
     scratch: Box<[Mutex<Scratch>]>, // [workers]
 }
 
@@ -53,6 +55,7 @@ impl Sampler {
         Ok(Self {
             isa,
             history: History::new(reserve.slots, vocab)?,
+            last: (0..reserve.slots).map(|_| AtomicU32::new(0)).collect(),
             scratch: (0..workers).map(|_| scratch()).collect::<Result<_, _>>().map_err(no_room)?,
         })
     }
@@ -60,6 +63,12 @@ impl Sampler {
     /// Fills slots whose request is new or comes back.
     pub(crate) fn load(&mut self, loads: &[SlotLoad]) {
         loads.iter().for_each(|load| self.history.load(load));
+    }
+
+    /// The token that was sampled last in a slot.
+    pub(crate) fn last(&self, slot: SlotId) -> TokenId {
+        // The step in between met in the pool's barriers.
+        self.last[slot.0 as usize].load(Ordering::Relaxed)
     }
 
     /// Chooses or scores one row's token; [`ScoredToken::NOT_A_NUMBER`] if a logit is NaN or the largest
@@ -91,6 +100,7 @@ impl Sampler {
         } else {
             choose::choose(isa, logits, changed, params, out.position, scratch)
         };
+        self.last[out.slot.0 as usize].store(token, Ordering::Relaxed);
         if params.has_penalties() {
             self.history.count(out.slot, token);
         }

@@ -2,7 +2,7 @@
 
 use crate::blas::Blas;
 use crate::compile::Program;
-use crate::device::Stream;
+use crate::device::{Event, Stream};
 use crate::error::CudaError;
 use crate::fuse::{Step, fuse};
 use crate::gpu::Gpu;
@@ -17,11 +17,12 @@ use crate::sampler::Sampler;
 use crate::staging::Staging;
 use crate::weights::{Carrier, Delivery, Shelf};
 use crate::work::WorkSpec;
-use atom_base::ScoredToken;
+use atom_base::{ScoredToken, TokenId, slot_of_last};
 use atom_ops::{
     Backend, Collectives, ExpertRows, LoadWeights, OpsError, Recording, Reserve, Slice, StepInputs, Weight,
 };
 use atom_weights::Tensor;
+use std::collections::VecDeque;
 use std::thread::ThreadId;
 
 /// One rank on a GPU. Everything that steps touch is taken by `reserve`, as planned.
@@ -54,6 +55,17 @@ pub(crate) struct Reserved {
     cache: DeviceMem,  // [layers][keys, values][pages, kv_heads, page_size, head_dim]
     page_bytes: usize, // of one layer's keys
     host: Staging,
+    /// Marked behind the steps of each turn.
+    ends: [Event; FLIGHTS_MAX],
+    /// Steps that were launched and not finished, the oldest first.
+    flights: VecDeque<Flight>,
+}
+
+/// A step in flight.
+struct Flight {
+    turn: usize,
+    sampled: usize,
+    expert_rows: ExpertRows,
 }
 
 /// How this model's attention is computed.
@@ -191,17 +203,18 @@ impl Backend for CudaBackend {
         self.recordings[recording] = None;
     }
 
-    fn replay(
+    fn launch(
         &mut self,
         recording: usize,
         inputs: &StepInputs<'_>,
         _: &dyn Collectives,
-        results: &mut [ScoredToken],
     ) -> Result<(), OpsError> {
         self.bind()?;
-        let reserved = self.reserved.as_mut().ok_or_else(|| early("replay"))?;
+        let reserved = self.reserved.as_mut().ok_or_else(|| early("launch"))?;
         let recorded = self.recordings[recording].as_ref().expect("it was not given up");
+        assert!(reserved.flights.len() < FLIGHTS_MAX, "{FLIGHTS_MAX} steps are in flight");
         reserved.assert_fits(recorded, inputs);
+        let turn = reserved.host.turn();
         if reserved.reserve.poison {
             reserved.poison(&self.stream, inputs)?;
         }
@@ -210,21 +223,40 @@ impl Backend for CudaBackend {
             let queue = Queue { kernels: &self.gpu.kernels, stream: &self.stream };
             sampler.load(&queue, inputs.slot_loads, inputs.out)?;
         }
-        // SAFETY: the staging buffer is not touched before the wait below.
+        // SAFETY: this half of the staging buffer is not touched before the step was waited for.
         unsafe { reserved.staging.upload(&self.stream, 0, &reserved.host.bytes()[..used]) }?;
         recorded.graph.launch(&self.stream)?;
         let sampled = if reserved.sampler.is_some() { inputs.out.len() } else { 0 };
         if let Some(sampler) = &mut reserved.sampler {
-            sampler.fetch(&self.stream, sampled)?;
+            sampler.fetch(&self.stream, turn, sampled)?;
         }
-        self.stream.wait()?;
-        if let Some(sampler) = &reserved.sampler {
-            sampler.read(&mut results[..sampled]);
-        }
+        self.stream.mark(&reserved.ends[turn])?;
         let rows = inputs.tokens.len() as u64;
         let (chosen, computed) = recorded.choices;
-        self.expert_rows = ExpertRows { chosen: rows * chosen as u64, computed: rows * computed as u64 };
+        let expert_rows = ExpertRows { chosen: rows * chosen as u64, computed: rows * computed as u64 };
+        reserved.flights.push_back(Flight { turn, sampled, expert_rows });
         Ok(())
+    }
+
+    fn finish(&mut self, results: &mut [ScoredToken]) -> Result<(), OpsError> {
+        self.bind()?;
+        let reserved = self.reserved.as_mut().ok_or_else(|| early("finish"))?;
+        let flight = reserved.flights.pop_front().expect("a step is in flight");
+        reserved.ends[flight.turn].wait()?;
+        if let Some(sampler) = &reserved.sampler {
+            sampler.read(flight.turn, &mut results[..flight.sampled]);
+        }
+        self.expert_rows = flight.expert_rows;
+        Ok(())
+    }
+
+    fn abandon(&mut self) {
+        let Some(reserved) = &mut self.reserved else { return };
+        reserved.flights.clear();
+        // A device that fails here fails the next step too, which says so.
+        if let Err(error) = self.stream.wait() {
+            tracing::warn!("waiting for steps that are given up: {error}");
+        }
     }
 
     fn expert_rows(&self) -> ExpertRows {
@@ -262,13 +294,16 @@ impl Reserved {
         attention.scratch.fill(stream, 0, sizes.attention, 0)?;
         let frequencies: Vec<u8> =
             reserve.attention.rotary.frequencies.iter().flat_map(|f| f.to_le_bytes()).collect();
+        let pinned = || Pinned::new(device, sizes.staging);
         let reserved = Self {
             room: DeviceMem::new(device, sizes.room)?,
             staging: DeviceMem::new(device, sizes.staging)?,
             tables: DeviceMem::new(device, sizes.tables)?,
             frequencies: DeviceMem::new(device, frequencies.len())?,
             sampler: if reserve.samples { Some(Sampler::new(stream, reserve, sizes)?) } else { None },
-            host: Staging::new(Pinned::new(device, sizes.staging)?, reserve, attention.work),
+            host: Staging::new([pinned()?, pinned()?], reserve, attention.work),
+            ends: [device.event()?, device.event()?],
+            flights: VecDeque::with_capacity(FLIGHTS_MAX),
             attention,
             experts: DeviceMem::new(device, sizes.experts)?,
             cache,
@@ -324,7 +359,11 @@ impl Reserved {
         assert_eq!(inputs.group_rows.len(), shape.lanes, "lanes of the group");
         let granted = inputs.group_rows[inputs.lane] as usize;
         assert!(rows <= granted && granted <= shape.rows, "{rows} rows of {granted} granted");
-        assert!(inputs.tokens.iter().all(|&t| (t as usize) < recorded.tokens), "tokens are in the table");
+        let known = |&token: &TokenId| match slot_of_last(token) {
+            Some(slot) => reserve.samples && (slot.0 as usize) < reserve.slots,
+            None => (token as usize) < recorded.tokens,
+        };
+        assert!(inputs.tokens.iter().all(known), "tokens are in the table");
         let cache_rows = reserve.pages * reserve.page_size;
         assert!(inputs.cache_rows.iter().all(|&row| (row as usize) < cache_rows), "rows of the cache");
         let spans: usize = inputs.spans.iter().map(|span| span.rows as usize).sum();
@@ -332,6 +371,9 @@ impl Reserved {
         assert!(inputs.spans.iter().all(|span| (span.slot.0 as usize) < reserve.slots), "slots");
     }
 }
+
+/// Steps at once: each has a buffer of its own on the host.
+const FLIGHTS_MAX: usize = 2;
 
 /// What every model needs.
 const BASE_PROGRAMS: [&str; 9] =

@@ -16,7 +16,7 @@ pub(crate) struct Sampler {
     memory: DeviceMem,
     last_tokens: DeviceMem,
     results: DeviceMem,
-    host_results: Pinned,
+    host_results: [Pinned; 2],
     loads: DeviceMem,
     host_loads: Pinned,
     items_bytes: usize,
@@ -30,12 +30,13 @@ impl Sampler {
     pub(crate) fn new(stream: &Stream, reserve: &Reserve, sizes: &Sizes) -> Result<Self, CudaError> {
         let device = stream.device();
         let at = sample_memory(reserve);
+        let host_results = || Pinned::new(device, reserve.top.out_rows * RESULT_BYTES);
         let sampler = Self {
             at,
             memory: DeviceMem::new(device, at.bytes())?,
             last_tokens: DeviceMem::new(device, 4 * reserve.slots)?,
             results: DeviceMem::new(device, reserve.top.out_rows * RESULT_BYTES)?,
-            host_results: Pinned::new(device, reserve.top.out_rows * RESULT_BYTES)?,
+            host_results: [host_results()?, host_results()?],
             loads: DeviceMem::new(device, sizes.loads)?,
             host_loads: Pinned::new(device, sizes.loads)?,
             items_bytes: load_items_bytes(reserve),
@@ -124,15 +125,15 @@ impl Sampler {
         unsafe { sample::sample(queue, &self.at, self.memory.address(), &step, out_rows) }
     }
 
-    /// Queues the copy of the first `count` results to the host.
-    pub(crate) fn fetch(&mut self, stream: &Stream, count: usize) -> Result<(), CudaError> {
-        // SAFETY: the buffer is read after the stream has been waited for.
-        unsafe { self.results.download(stream, 0, &mut self.host_results[..count * RESULT_BYTES]) }
+    /// Queues the copy of the first `count` results to one of the host's two buffers.
+    pub(crate) fn fetch(&mut self, stream: &Stream, turn: usize, count: usize) -> Result<(), CudaError> {
+        // SAFETY: the buffer is read after the copy has been waited for, and its turn comes again after that.
+        unsafe { self.results.download(stream, 0, &mut self.host_results[turn][..count * RESULT_BYTES]) }
     }
 
-    /// What was fetched, once the stream was waited for.
-    pub(crate) fn read(&self, results: &mut [ScoredToken]) {
-        for (result, bytes) in results.iter_mut().zip(self.host_results.chunks_exact(RESULT_BYTES)) {
+    /// What was fetched there, once the copy was waited for.
+    pub(crate) fn read(&self, turn: usize, results: &mut [ScoredToken]) {
+        for (result, bytes) in results.iter_mut().zip(self.host_results[turn].chunks_exact(RESULT_BYTES)) {
             *result = crate::sample_rows::result(bytes);
         }
     }

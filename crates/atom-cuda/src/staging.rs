@@ -8,7 +8,9 @@ use atom_ops::{Reserve, StepInputs};
 
 /// The host's side of the staging buffer, and what the device's page tables hold.
 pub(crate) struct Staging {
-    pinned: Pinned,
+    /// In turns: a step in flight may still be read from the other one.
+    pinned: [Pinned; 2],
+    turn: usize,
     cutter: Option<WorkCutter>,
     tables: Vec<u32>, // [slots, pages of a sequence], as on the device
 }
@@ -22,18 +24,25 @@ const ITEMS: usize = 4;
 const TABLE_ENTRIES: usize = 6;
 
 impl Staging {
-    pub(crate) fn new(pinned: Pinned, reserve: &Reserve, work: Option<WorkSpec>) -> Self {
+    pub(crate) fn new(pinned: [Pinned; 2], reserve: &Reserve, work: Option<WorkSpec>) -> Self {
         let cutter = work.map(|work| WorkCutter::new(work, reserve.top.rows));
-        Self { pinned, cutter, tables: vec![0; reserve.slots * reserve.pages_per_sequence] }
+        Self { pinned, turn: 0, cutter, tables: vec![0; reserve.slots * reserve.pages_per_sequence] }
     }
 
+    /// What [`fill`](Self::fill) wrote last.
     pub(crate) fn bytes(&self) -> &Pinned {
-        &self.pinned
+        &self.pinned[self.turn]
+    }
+
+    /// Takes the other buffer for the next step, and says which.
+    pub(crate) fn turn(&mut self) -> usize {
+        self.turn ^= 1;
+        self.turn
     }
 
     /// What is not written hereafter must not matter.
     pub(crate) fn poison(&mut self) {
-        self.pinned.fill(0xff);
+        self.pinned[self.turn].fill(0xff);
     }
 
     /// Writes a step, and returns how many bytes have to travel.
@@ -46,7 +55,7 @@ impl Staging {
         let entries = self.update_tables(layout, reserve, inputs);
         header[TABLE_ENTRIES] = entries as u32;
         if let Some(cutter) = &mut self.cutter {
-            let lists = &mut self.pinned[layout.tiles..layout.samples];
+            let lists = &mut self.pinned[self.turn][layout.tiles..layout.samples];
             let (tiles, pieces) = lists.split_at_mut(layout.pieces - layout.tiles);
             let counts = cutter.cut(inputs.spans, words_of(tiles), words_of(pieces));
             (header[TILES], header[ITEMS]) = (counts.tiles, counts.pieces);
@@ -62,7 +71,7 @@ impl Staging {
         self.words(layout.group_rows, inputs.group_rows.iter().copied());
         self.words(layout.out_rows, inputs.out.iter().map(|out| out.row));
         if reserve.samples {
-            let records = self.pinned[layout.samples..].chunks_exact_mut(ROW_BYTES);
+            let records = self.pinned[self.turn][layout.samples..].chunks_exact_mut(ROW_BYTES);
             for (record, out) in records.zip(inputs.out) {
                 record.copy_from_slice(&row_bytes(out, reserve.vocab));
             }
@@ -88,8 +97,9 @@ impl Staging {
                 }
                 *held = page;
                 let place = layout.updates + 8 * entries;
-                self.pinned[place..place + 4].copy_from_slice(&((first + index) as u32).to_le_bytes());
-                self.pinned[place + 4..place + 8].copy_from_slice(&page.to_le_bytes());
+                let pinned = &mut self.pinned[self.turn];
+                pinned[place..place + 4].copy_from_slice(&((first + index) as u32).to_le_bytes());
+                pinned[place + 4..place + 8].copy_from_slice(&page.to_le_bytes());
                 entries += 1;
             }
         }
@@ -97,7 +107,7 @@ impl Staging {
     }
 
     fn words(&mut self, offset: usize, words: impl IntoIterator<Item = u32>) {
-        for (place, word) in self.pinned[offset..].as_chunks_mut::<4>().0.iter_mut().zip(words) {
+        for (place, word) in self.pinned[self.turn][offset..].as_chunks_mut::<4>().0.iter_mut().zip(words) {
             *place = word.to_le_bytes();
         }
     }

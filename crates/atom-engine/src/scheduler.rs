@@ -5,12 +5,16 @@
 //! cache; when a later page is missing, the youngest gives way: its pages return, it waits at the front
 //! of the queue with all its tokens, and computes them again. The oldest always advances, and a request
 //! that could not finish alone is refused at the door, so everybody finishes.
+//!
+//! A step may be committed while the one before is still *in flight*: its rows take as given what that
+//! one computes, and name the tokens that it samples by their slot. Who ends or gives way with a row in
+//! flight *leaves*: slot and pages stay taken until that step is applied, and its result reaches nobody.
 
 use crate::pages::Pages;
 use crate::plan::Plan;
 use crate::request::{EngineError, Event, Request};
-use crate::sequence::{Running, Sequence};
-use atom_base::{FinishReason, OutRow, RequestId, ScoredToken, SlotId, SlotLoad, TableEntry, TokenId};
+use crate::sequence::{Leaving, Running, Sequence};
+use atom_base::{FinishReason, OutRow, RequestId, ScoredToken, SlotId, SlotLoad, Span, TableEntry, TokenId};
 use atom_group::{Facts, FactsFlags, Grant};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -50,6 +54,11 @@ pub struct Want {
 }
 
 impl Want {
+    /// Rows of all kinds.
+    pub fn rows(&self) -> u32 {
+        self.decode_rows + self.prefill_rows
+    }
+
     /// The same as the group hears it; what is not of the want is left at its default.
     pub fn facts(self) -> Facts {
         let Self { decode_rows, prefill_rows, oldest_wait_ms, kv_per_mille, partial } = self;
@@ -65,7 +74,9 @@ pub struct Counters {
     pub running: usize,
     /// Requests waiting.
     pub waiting: usize,
-    /// Pages held by running requests.
+    /// Slots of requests that ended or gave way while a step of theirs is in flight.
+    pub leaving: usize,
+    /// Pages held by running and leaving requests.
     pub pages_held: usize,
     /// Pages kept for their content only.
     pub pages_kept: usize,
@@ -108,12 +119,13 @@ struct Left {
 /// One lane's requests.
 ///
 /// Invariants: `running` is in order of admission; `places[slot]` is the index in `running` of the
-/// request that holds `slot`; a slot is in `free_slots` exactly if nobody runs in it.
+/// request that holds `slot`; a slot is in `free_slots` exactly if nobody runs in it or leaves it.
 pub struct Scheduler {
     config: SchedulerConfig,
     pages: Pages,
     waiting: VecDeque<Sequence>,
     running: Vec<Running>,
+    leaving: Vec<Leaving>,
     free_slots: Vec<SlotId>,
     places: Vec<usize>, // [slots]
     totals: Counters,
@@ -128,8 +140,9 @@ impl Scheduler {
             pages: Pages::new(config.pages, config.page_size),
             waiting: VecDeque::new(),
             running: Vec::with_capacity(slots),
+            leaving: Vec::with_capacity(slots),
             free_slots: (1..slots as u32).rev().map(SlotId).collect(),
-            places: vec![usize::MAX; slots],
+            places: vec![NOWHERE; slots],
             totals: Counters::default(),
             config,
         }
@@ -152,7 +165,8 @@ impl Scheduler {
         }
     }
 
-    /// Ends a request wherever it is; everything it held is free when this returns. False if unknown.
+    /// Ends a request wherever it is. What it held is free when this returns, or as soon as the last step
+    /// in flight that it has rows in is applied. False if unknown.
     pub fn abort(&mut self, id: RequestId, events: &mut impl Events) -> bool {
         if let Some(at) = self.waiting.iter().position(|s| s.request.id == id) {
             self.waiting.remove(at);
@@ -167,8 +181,9 @@ impl Scheduler {
         true
     }
 
-    /// Fails everybody, waiting and running.
+    /// Fails everybody, waiting and running. Steps in flight are not applied any more.
     pub fn fail_all(&mut self, error: &EngineError, events: &mut impl Events) {
+        self.leaving.clear();
         let waiting = self.waiting.drain(..).map(|s| s.request.id);
         for id in waiting.chain(self.running.drain(..).map(|r| r.sequence.request.id)) {
             self.totals.finished += 1;
@@ -184,7 +199,7 @@ impl Scheduler {
         let mut left = Left { rows, out_rows: self.config.max_num_seqs - decode };
         let partial = || self.running.iter().filter(|r| r.remaining() > 1);
         for running in partial() {
-            left.take_chunk(&running.sequence, running.computed);
+            left.take_chunk(&running.sequence, running.planned);
         }
         self.foresee_admissions(&mut left);
         let oldest = self.waiting.iter().map(|s| s.arrived_ms).min();
@@ -218,12 +233,19 @@ impl Scheduler {
         self.totals.rows += plan.rows() as u64;
     }
 
-    /// Takes in what a step computed. `results[i]` belongs to `plan.out[i]`.
+    /// Takes in what a step computed. `results[i]` belongs to `plan.out[i]`. Steps are applied in the
+    /// order in which they were committed.
     pub fn apply(&mut self, plan: &Plan, results: &[ScoredToken], events: &mut impl Events) {
         assert_eq!(plan.out.len(), results.len(), "one result for each row with logits");
         let mut out = plan.out.iter().zip(results).peekable();
         for (span, &owner) in plan.spans.iter().zip(&plan.owners) {
-            let running = &mut self.running[self.places[span.slot.0 as usize]];
+            let place = self.places[span.slot.0 as usize];
+            if place == NOWHERE {
+                self.let_go(span, owner);
+                while out.next_if(|(row, _)| row.row < span.first_row + span.rows).is_some() {}
+                continue;
+            }
+            let running = &mut self.running[place];
             assert_eq!(running.sequence.request.id, owner, "slot {} changed hands during a step", span.slot);
             running.computed += span.rows as usize;
             let mut is_sound = true;
@@ -237,7 +259,8 @@ impl Scheduler {
             if self.config.prefix_cache && is_sound {
                 seal_full_pages(running, self.config.page_size);
             }
-            if !running.finished && running.sequence.scores_only() && running.remaining() == 0 {
+            let is_scored = running.sequence.scores_only() && running.computed == running.sequence.length();
+            if !running.finished && is_scored {
                 running.finished = true;
                 events.emit(owner, Event::Finished(FinishReason::Length));
             }
@@ -249,16 +272,19 @@ impl Scheduler {
     /// Makes the youngest running request give way, as a full cache would. False if nobody runs.
     pub fn preempt_youngest(&mut self) -> bool {
         let Some(running) = self.running.pop() else { return false };
-        self.free_slots.push(running.slot);
-        self.waiting.push_front(running.sequence);
+        self.places[running.slot.0 as usize] = NOWHERE;
+        let sequence = running.leave(&mut self.leaving, &mut self.free_slots);
+        self.waiting.push_front(sequence);
         self.totals.preempted += 1;
         true
     }
 
     /// Everybody who runs gives way, as for an engine that starts anew with the same requests; if the
-    /// cache `is_lost`, nothing that was computed before is found in it any more. Not during a step.
+    /// cache `is_lost`, nothing that was computed before is found in it any more. Steps in flight are
+    /// not applied any more.
     pub fn start_over(&mut self, is_lost: bool) {
         while self.preempt_youngest() {}
+        self.free_slots.extend(self.leaving.drain(..).map(|left| left.slot));
         if is_lost {
             self.pages = Pages::new(self.config.pages, self.config.page_size);
         }
@@ -266,7 +292,7 @@ impl Scheduler {
 
     /// True if no request is here.
     pub fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.running.is_empty()
+        self.waiting.is_empty() && self.running.is_empty() && self.leaving.is_empty()
     }
 
     /// Requests waiting.
@@ -279,9 +305,22 @@ impl Scheduler {
         Counters {
             running: self.running.len(),
             waiting: self.waiting.len(),
+            leaving: self.leaving.len(),
             pages_held: self.pages.total() - self.pages.room(),
             pages_kept: self.pages.kept(),
             ..self.totals
+        }
+    }
+
+    /// A step in flight with rows of somebody who left was applied.
+    fn let_go(&mut self, span: &Span, owner: RequestId) {
+        let at = self.leaving.iter().position(|left| left.slot == span.slot);
+        let at = at.expect("a slot with rows in flight is held or being left");
+        let left = &mut self.leaving[at];
+        assert_eq!(left.owner, owner, "slot {} changed hands during a step", span.slot);
+        left.in_flight -= span.rows as usize;
+        if left.in_flight == 0 {
+            self.free_slots.push(self.leaving.swap_remove(at).slot);
         }
     }
 
@@ -312,10 +351,7 @@ impl Scheduler {
     fn plan_decode(&mut self, rows_max: usize, plan: &mut Plan) {
         let (mut rows, mut place) = (0, 0);
         while place < self.running.len() && rows < rows_max {
-            if self.running[place].remaining() == 1 {
-                if !self.make_room(place) {
-                    break;
-                }
+            if self.running[place].remaining() == 1 && self.make_room(place) {
                 self.push_rows(place, 1, plan);
                 rows += 1;
             }
@@ -323,12 +359,15 @@ impl Scheduler {
         }
     }
 
-    /// Sees that the next position of `place` has a page. The youngest give way; false if `place`
-    /// itself had to.
+    /// Sees that the next position of `place` has a page. The youngest give way. False if `place` itself
+    /// had to, or if pages come back once the step in flight is applied: then it waits for them.
     fn make_room(&mut self, place: usize) -> bool {
         while self.running[place].pages_needed(self.config.page_size) > 0 {
             if self.running[place].lease.grow() {
                 continue;
+            }
+            if !self.leaving.is_empty() {
+                return false;
             }
             self.preempt_youngest();
             if place == self.running.len() {
@@ -371,6 +410,9 @@ impl Scheduler {
             slot,
             lease,
             computed,
+            planned: computed,
+            pending: 0,
+            end,
             tabled: 0,
             sealed: shared,
             prefix,
@@ -382,7 +424,7 @@ impl Scheduler {
     /// Plans a chunk of a prompt, as large as is left.
     fn plan_chunk(&mut self, place: usize, left: &mut Left, plan: &mut Plan) {
         let running = &self.running[place];
-        let rows = left.take_chunk(&running.sequence, running.computed);
+        let rows = left.take_chunk(&running.sequence, running.planned);
         if rows > 0 {
             self.push_rows(place, rows, plan);
         }
@@ -390,7 +432,8 @@ impl Scheduler {
 
     fn push_rows(&mut self, place: usize, rows: usize, plan: &mut Plan) {
         let running = &mut self.running[place];
-        let (start, page_size) = (running.computed, self.config.page_size);
+        let (start, page_size) = (running.planned, self.config.page_size);
+        let length = running.sequence.tokens.len() + running.pending;
         let pages = running.lease.pages();
         let known = running.tabled;
         plan.table_entries.extend((known..pages.len()).map(|i| TableEntry {
@@ -401,9 +444,11 @@ impl Scheduler {
         running.tabled = pages.len();
         let sequence = &running.sequence;
         for position in start..start + rows {
-            plan.push_row(sequence.tokens[position], position as u32, pages[position / page_size], page_size);
+            let page = pages[position / page_size];
+            plan.push_row(running.token(position), position as u32, page, page_size);
             let target = sequence.target(position);
-            let chooses = position + 1 == sequence.tokens.len();
+            let chooses = position + 1 == length;
+            running.pending += usize::from(chooses);
             if target.is_some() || chooses {
                 plan.out.push(OutRow {
                     row: plan.rows() as u32 - 1,
@@ -414,23 +459,25 @@ impl Scheduler {
                 });
             }
         }
-        plan.push_span(sequence.request.id, running.slot, rows, start as u32);
+        running.planned += rows;
+        plan.push_span(running.sequence.request.id, running.slot, rows, start as u32);
     }
 
     /// Lets go of everybody who finished, keeping the order of the rest.
     fn sweep(&mut self) {
-        let Self { running, free_slots, places, .. } = self;
-        running.retain(|r| {
-            if r.finished {
-                free_slots.push(r.slot);
-            }
-            !r.finished
-        });
+        let Self { running, leaving, free_slots, places, .. } = self;
+        for gone in running.extract_if(.., |r| r.finished) {
+            places[gone.slot.0 as usize] = NOWHERE;
+            gone.leave(leaving, free_slots);
+        }
         for (place, r) in running.iter().enumerate() {
             places[r.slot.0 as usize] = place;
         }
     }
 }
+
+/// The place of a slot in which nobody runs.
+const NOWHERE: usize = usize::MAX;
 
 impl Left {
     /// True if another request could have a row.
@@ -499,12 +546,11 @@ fn take_result(
         running.finished = true;
         return events.emit(id, Event::Finished(FinishReason::Stop));
     }
+    running.pending -= 1;
     running.sequence.tokens.push(result.token);
     totals.generated_tokens += 1;
     events.emit(id, Event::Token(*result));
-    let full = running.sequence.generated().len() >= running.sequence.request.stop.max_tokens as usize
-        || running.sequence.tokens.len() >= config.max_model_len;
-    if full {
+    if running.sequence.tokens.len() >= running.end {
         running.finished = true;
         events.emit(id, Event::Finished(FinishReason::Length));
     }

@@ -3,7 +3,7 @@
 
 use crate::pages::{Lease, Prefix};
 use crate::request::Request;
-use atom_base::{SlotId, TokenId};
+use atom_base::{RequestId, SlotId, TokenId, last_of};
 
 /// A request with everything it has generated so far.
 pub(crate) struct Sequence {
@@ -24,14 +24,30 @@ pub(crate) struct Running {
     pub(crate) sequence: Sequence,
     pub(crate) slot: SlotId,
     pub(crate) lease: Lease,
-    /// Positions `0 .. computed` are in the cache.
+    /// Positions `0 .. computed` are in the cache, and what was computed of them is known here.
     pub(crate) computed: usize,
+    /// Positions `0 .. planned` are computed or in a step that is in flight.
+    pub(crate) planned: usize,
+    /// Tokens that steps in flight choose.
+    pub(crate) pending: usize,
+    /// Tokens, prompt included, at which the continuation is full.
+    pub(crate) end: usize,
     /// Pages of the lease that the page table on the device knows.
     pub(crate) tabled: usize,
     /// Pages that are published in the prefix cache, and the prefix that they end.
     pub(crate) sealed: usize,
     pub(crate) prefix: Prefix,
     pub(crate) finished: bool,
+}
+
+/// What a request that ended or gave way still holds: a step in flight has rows of it.
+pub(crate) struct Leaving {
+    pub(crate) owner: RequestId,
+    pub(crate) slot: SlotId,
+    /// Returns its pages when dropped.
+    pub(crate) _lease: Lease,
+    /// Rows in steps that were not applied yet.
+    pub(crate) in_flight: usize,
 }
 
 impl Sequence {
@@ -82,12 +98,32 @@ impl Sequence {
 }
 
 impl Running {
+    /// Positions to plan before the next token can be chosen. None behind a token in flight that fills
+    /// the continuation, whatever it will be.
     pub(crate) fn remaining(&self) -> usize {
-        self.sequence.length() - self.computed
+        let is_full = self.pending > 0 && self.sequence.tokens.len() + self.pending >= self.end;
+        if self.finished || is_full { 0 } else { self.sequence.length() + self.pending - self.planned }
+    }
+
+    /// Gives back slot and pages: at once, or when the steps in flight that it has rows in are applied.
+    pub(crate) fn leave(self, leaving: &mut Vec<Leaving>, free_slots: &mut Vec<SlotId>) -> Sequence {
+        let Self { sequence, slot, lease, planned, computed, .. } = self;
+        if planned > computed {
+            let (owner, in_flight) = (sequence.request.id, planned - computed);
+            leaving.push(Leaving { owner, slot, _lease: lease, in_flight });
+        } else {
+            free_slots.push(slot);
+        }
+        sequence
     }
 
     /// Pages that the lease lacks for the next position.
     pub(crate) fn pages_needed(&self, page_size: usize) -> usize {
-        (self.computed / page_size + 1).saturating_sub(self.lease.pages().len())
+        (self.planned / page_size + 1).saturating_sub(self.lease.pages().len())
+    }
+
+    /// The token at a position, or where the device finds it.
+    pub(crate) fn token(&self, position: usize) -> TokenId {
+        self.sequence.tokens.get(position).copied().unwrap_or(last_of(self.slot))
     }
 }

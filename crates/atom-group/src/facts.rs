@@ -17,7 +17,7 @@ pub struct Facts {
     pub prefill_rows: u32,
     /// Age of the oldest waiting request.
     pub oldest_wait_ms: u32,
-    /// How long the last replay took.
+    /// How long the last replay took, or the one before it: see [`FactsFlags::AHEAD`].
     pub replay_us: u32,
     /// Share of the KV cache that requests hold, in thousandths.
     pub kv_per_mille: u16,
@@ -40,6 +40,8 @@ impl FactsFlags {
     pub const PAUSE: Self = Self(8);
     /// A prompt is computed in part: its pages are held, and nobody reads them yet.
     pub const PARTIAL: Self = Self(16);
+    /// The last replay is still in flight; `replay_us` is of the one before.
+    pub const AHEAD: Self = Self(32);
 
     /// Both sets of bits.
     pub fn with(self, other: Self) -> Self {
@@ -114,7 +116,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn facts_survive_the_wire(a: u64, b: u64, c: u64, rows: (u32, u32), times: (u32, u32), kv: u16, flags in 0u32..32) {
+        fn facts_survive_the_wire(a: u64, b: u64, c: u64, rows: (u32, u32), times: (u32, u32), kv: u16, flags in 0u32..64) {
             let facts = Facts {
                 step: StepNo(a), state_hash: b, last_signature: c, decode_rows: rows.0, prefill_rows: rows.1,
                 oldest_wait_ms: times.0, replay_us: times.1, kv_per_mille: kv,

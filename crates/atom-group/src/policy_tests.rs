@@ -79,7 +79,8 @@ fn what_is_out_of_range_is_refused_with_the_name_and_the_numbers() {
 fn flags_of_steps_and_padding_are_parsed_strictly() {
     assert_eq!(Policy::parse_step_ms("50"), Ok(50));
     assert!(Policy::parse_step_ms("60001").unwrap_err().to_string().contains("0 to 60000"));
-    for (asked, lanes, bound) in [(None, 1, None), (None, 2, Some(GROUP_STEP_MS_MAX)), (Some(7), 1, Some(7))] {
+    for (asked, lanes, bound) in [(None, 1, None), (None, 2, Some(GROUP_STEP_MS_MAX)), (Some(7), 1, Some(7))]
+    {
         assert_eq!(Policy::step_ms_max_of(asked, lanes), bound, "{asked:?} for {lanes} lanes");
     }
     assert_eq!(Policy::step_ms_max_of(Policy::parse_step_ms("0").ok(), 8), None, "0 switches it off");

@@ -126,6 +126,10 @@ pub fn settle(state: &GroupState, facts: &[Facts]) -> Result<(GroupState, GroupS
     let step = decide(&mut next, facts);
     next.step = next.next_step();
     next.steps_since_record = next.steps_since_record.saturating_add(1);
+    next.before = match next.last {
+        Last::Replayed(bucket, rows) => Some((bucket, rows)),
+        Last::Nothing | Last::Recorded(_) => None,
+    };
     next.last = match step {
         GroupStep::Park | GroupStep::Exit(_) => Last::Nothing,
         GroupStep::Record(bucket) => {

@@ -224,7 +224,7 @@ fn what_was_learnt_is_part_of_the_hash() {
     let world = World::ready(2, 64, Policy { alignment: Some(Alignment::default()), ..Policy::default() });
     let facts = world.facts(&[(1, 0), (0, 9)]);
     type Change = fn(&mut GroupState, &[Facts]);
-    let changes: [(&str, Change); 6] = [
+    let changes: [(&str, Change); 7] = [
         ("hold", |s, facts| {
             s.hold.decide(&Alignment::default(), facts, 64);
         }),
@@ -233,6 +233,7 @@ fn what_was_learnt_is_part_of_the_hash() {
         ("spacing", |s, _| s.steps_since_record += 1),
         ("step", |s, _| s.step.0 += 1),
         ("last", |s, _| s.last = Last::Replayed(s.top(), 3)),
+        ("before", |s, _| s.before = Some((s.top(), 3))),
     ];
     for (what, change) in changes {
         let mut other = world.state.clone();

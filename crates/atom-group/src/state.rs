@@ -1,6 +1,6 @@
 //! What all lanes of a group know alike, and how they find out that they don't.
 
-use crate::facts::Facts;
+use crate::facts::{Facts, FactsFlags};
 use crate::hold::Hold;
 use crate::lattice::{BUCKETS_MAX, Bucket, GroupRows, Lattice};
 use crate::pace::Pace;
@@ -22,6 +22,8 @@ pub struct GroupState {
     start_hash: u64,
     pub(crate) step: StepNo,
     pub(crate) last: Last,
+    /// The replay before the last one with the rows that were granted in it, if nothing came between.
+    pub(crate) before: Option<(Bucket, u32)>,
     recorded: [Option<u64>; BUCKETS_MAX],
     pub(crate) pace: Pace,
     pub(crate) hold: Hold,
@@ -82,6 +84,7 @@ impl GroupState {
             start_hash: 0,
             step: StepNo(0),
             last: Last::Nothing,
+            before: None,
             recorded: [None; BUCKETS_MAX],
             pace: Pace::new(),
             hold: Hold::default(),
@@ -127,8 +130,10 @@ impl GroupState {
     /// The slowest replay of any bucket counts: a small bucket with long contexts may take longer than
     /// it ever did before, but whoever decodes at a length has prefilled it.
     pub fn patience(&self) -> Duration {
+        // A step in flight may have to end first.
+        let is_first = self.before.is_some_and(|(bucket, _)| !self.pace.is_measured(bucket));
         let base = match self.last {
-            Last::Replayed(bucket, _) if self.pace.is_measured(bucket) => self.patience.min,
+            Last::Replayed(bucket, _) if !is_first && self.pace.is_measured(bucket) => self.patience.min,
             Last::Nothing | Last::Recorded(_) | Last::Replayed(..) => self.patience.first,
         };
         base.max(Duration::from_micros(self.pace.slowest_us().into()) * PATIENCE_FACTOR)
@@ -149,6 +154,9 @@ impl GroupState {
             Last::Recorded(bucket) => 1 << 16 | bucket.index() as u64,
             Last::Replayed(bucket, rows) => 2 << 16 | bucket.index() as u64 | u64::from(rows) << 32,
         });
+        hash.eat(
+            self.before.map_or(0, |(bucket, rows)| 1 << 16 | bucket.index() as u64 | u64::from(rows) << 32),
+        );
         hash.eat(u64::from(self.starved_steps) << 32 | u64::from(self.steps_since_record));
         hash.eat_all(&self.hold.words());
         for &bucket in self.lattice.buckets() {
@@ -228,8 +236,16 @@ impl GroupState {
             Last::Nothing => {}
             Last::Recorded(bucket) => self.recorded[bucket.index()] = Some(expected),
             Last::Replayed(bucket, rows) => {
-                let slowest = facts.iter().map(|f| f.replay_us).max().unwrap_or(0);
-                self.pace.observe(bucket, slowest, rows, self.step);
+                let slowest = |ahead| {
+                    let such = facts.iter().filter(|f| f.flags.has(FactsFlags::AHEAD) == ahead);
+                    such.map(|f| f.replay_us).max()
+                };
+                if let Some(us) = slowest(false) {
+                    self.pace.observe(bucket, us, rows, self.step);
+                }
+                if let (Some(us), Some((bucket, rows))) = (slowest(true), self.before) {
+                    self.pace.observe(bucket, us, rows, self.step);
+                }
             }
         }
         Ok(())

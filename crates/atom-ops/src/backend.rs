@@ -106,17 +106,36 @@ pub trait Backend: LoadWeights + Send {
     /// Gives a recording up. Its number may be given to another one.
     fn forget(&mut self, recording: usize);
 
-    /// Runs a recording; `results[i]` is filled for `inputs.out[i]` if this rank samples.
-    /// Allocates nothing.
+    /// Begins a step: runs a recording on `inputs`, which may change as soon as this returns. Two steps may
+    /// be in flight; they run in order. A token made by [`atom_base::last_of`] is the one that the step
+    /// before sampled, which only a rank that samples knows. Allocates nothing.
+    fn launch(
+        &mut self,
+        recording: usize,
+        inputs: &StepInputs<'_>,
+        collectives: &dyn Collectives,
+    ) -> Result<(), OpsError>;
+
+    /// Waits for the oldest step in flight. `results[i]` is filled for its `inputs.out[i]` if this rank
+    /// samples. Allocates nothing.
+    fn finish(&mut self, results: &mut [ScoredToken]) -> Result<(), OpsError>;
+
+    /// Waits for steps in flight and drops what they computed.
+    fn abandon(&mut self);
+
+    /// A whole step: [`launch`](Self::launch), then [`finish`](Self::finish). None may be in flight.
     fn replay(
         &mut self,
         recording: usize,
         inputs: &StepInputs<'_>,
         collectives: &dyn Collectives,
         results: &mut [ScoredToken],
-    ) -> Result<(), OpsError>;
+    ) -> Result<(), OpsError> {
+        self.launch(recording, inputs, collectives)?;
+        self.finish(results)
+    }
 
-    /// What went to experts in the last replay, over all layers.
+    /// What went to experts in the step that was finished last, over all layers.
     fn expert_rows(&self) -> ExpertRows;
 }
 

@@ -5,7 +5,7 @@ use atom_base::{OutRow, SlotLoad, Span, TokenId};
 /// Borrowed views of a Plan. `rows` = `tokens.len()` is the real row count; kernels stop there.
 #[derive(Clone, Copy, Debug)]
 pub struct StepInputs<'a> {
-    /// `[rows]`
+    /// A token, or the last one of its slot: see [`atom_base::last_of`]. `[rows]`
     pub tokens: &'a [TokenId],
     /// Absolute position of each row. `[rows]`
     pub positions: &'a [u32],

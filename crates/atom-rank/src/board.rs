@@ -39,6 +39,8 @@ pub(crate) enum Order {
     Replay(Bucket),
     /// The same, of a recording that is made for it.
     Eager(Bucket),
+    /// Wait for the step in flight.
+    Land,
     Exit,
 }
 

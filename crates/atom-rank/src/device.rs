@@ -50,8 +50,10 @@ impl Device {
         })
     }
 
-    /// Meets others through `collectives` from now on, with room for the largest step.
+    /// Meets others through `collectives` from now on, with room for the largest step. What was in flight
+    /// is dropped.
     pub(crate) fn join(&mut self, collectives: SharedCollectives) {
+        self.backend.abandon();
         for collective in self.model.record(self.top).collectives() {
             collectives.reserve(collective.comm, collective.elements);
         }
@@ -82,15 +84,15 @@ impl Device {
         self.record(bucket)
     }
 
-    /// Replays a bucket for `plan`. `group_rows[l]` is what lane `l` was granted. Returns the
-    /// recording's signature and, on the rank that samples, one result for each row with logits.
-    pub(crate) fn replay(
+    /// Begins a replay of a bucket for `plan`. `group_rows[l]` is what lane `l` was granted. Returns the
+    /// recording's signature; [`finish`](Self::finish) waits for the end.
+    pub(crate) fn launch(
         &mut self,
         bucket: Bucket,
         plan: &Plan,
         group_rows: &[u32],
         patience: Duration,
-    ) -> Result<(u64, &[ScoredToken]), OpsError> {
+    ) -> Result<u64, OpsError> {
         assert!(plan.rows() <= bucket.rows(), "{} rows in a bucket of {}", plan.rows(), bucket.rows());
         let recorded = self.recordings[bucket.index()].expect("settle replays only what was recorded");
         for entry in &plan.table_entries {
@@ -107,11 +109,18 @@ impl Device {
             group_rows,
             lane: self.lane_in_group,
         };
-        let results = &mut self.results[..plan.out.len()];
         let collectives = self.collectives.as_ref().expect("a rank joins before it runs");
         collectives.set_patience(patience);
-        self.backend.replay(recorded.number, &inputs, collectives, results)?;
-        Ok((recorded.signature, results))
+        self.backend.launch(recorded.number, &inputs, collectives)?;
+        Ok(recorded.signature)
+    }
+
+    /// Waits for the oldest step that was launched, of so many rows with logits: one result for each, on a
+    /// rank that samples.
+    pub(crate) fn finish(&mut self, out_rows: usize) -> Result<&[ScoredToken], OpsError> {
+        let results = &mut self.results[..out_rows];
+        self.backend.finish(results)?;
+        Ok(results)
     }
 
     /// See [`Backend::expert_rows`].

@@ -7,6 +7,7 @@ use crate::lane::RankError;
 use crate::probe::{Stage, Tap};
 use crate::shared::Form;
 use atom_base::{Seat, StepNo};
+use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
 
 /// A rank that holds a share of its lane's heads and columns.
@@ -17,19 +18,24 @@ pub(crate) struct Follower<T> {
     device: Device,
     /// Of the last order.
     step: StepNo,
+    depth: usize,
+    /// Rows with logits of each step in flight, the oldest first.
+    flights: VecDeque<usize>,
     tap: T,
 }
 
 impl<T: Tap> Follower<T> {
-    pub(crate) fn new(seat: &Seat, device: Device, tap: T) -> Self {
+    pub(crate) fn new(seat: &Seat, device: Device, depth: usize, tap: T) -> Self {
         let Seat { lane_in_group, rank_in_lane, .. } = *seat;
-        Self { form: None, lane_in_group, rank_in_lane, device, step: StepNo(0), tap }
+        let flights = VecDeque::with_capacity(depth + 1);
+        Self { form: None, lane_in_group, rank_in_lane, device, step: StepNo(0), depth, flights, tap }
     }
 
     /// Begins an epoch.
     pub(crate) fn join(&mut self, form: Arc<Form>, collectives: SharedCollectives) {
         self.form = Some(form);
         self.step = StepNo(0);
+        self.flights.clear();
         self.device.join(collectives);
     }
 
@@ -68,10 +74,22 @@ impl<T: Tap> Follower<T> {
                 if matches!(order, Order::Eager(_)) {
                     self.device.record_anew(bucket)?;
                 }
-                self.device.replay(bucket, &post.plan, &post.group_rows, post.patience)?;
+                self.device.launch(bucket, &post.plan, &post.group_rows, post.patience)?;
+                self.flights.push_back(post.plan.out.len());
+                self.land(self.depth)?;
                 self.tap.reach(self.step, Stage::Apply)?;
             }
+            Order::Land => self.land(0)?,
             Order::Exit => self.tap.reach(self.step, Stage::Leave)?,
+        }
+        Ok(())
+    }
+
+    /// Waits until so many steps are left in flight.
+    fn land(&mut self, left: usize) -> Result<(), RankError> {
+        while self.flights.len() > left {
+            let out_rows = self.flights.pop_front().expect("counted above");
+            self.device.finish(out_rows)?;
         }
         Ok(())
     }

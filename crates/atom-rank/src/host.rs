@@ -45,6 +45,9 @@ pub struct HostConfig {
     pub rank_restarts_max: u32,
     /// Record every bucket before serving.
     pub record_all: bool,
+    /// Steps that may be in flight when the next one is planned: 0, or 1 where a device computes beside the
+    /// rank's thread.
+    pub depth: usize,
     /// Keep no recording: every step makes its own, by the same code.
     pub enforce_eager: bool,
     /// A step that is no replay fails its rank, whatever the cause.
@@ -62,6 +65,12 @@ pub struct HostConfig {
 }
 
 impl HostConfig {
+    /// Steps that may be in flight when the next one is planned. A recording that is made for one step
+    /// can't be given up while it runs.
+    pub(crate) fn steps_ahead(&self) -> usize {
+        if self.enforce_eager { 0 } else { self.depth }
+    }
+
     /// What all lanes of a group begin an epoch with.
     pub fn first_state(&self) -> GroupState {
         GroupState::new(Arc::clone(&self.lattice), self.mesh.lanes_per_group(), self.record_all)

@@ -12,7 +12,7 @@ use crate::shared::{Form, FormLane, GroupShared, LaneShared};
 use crate::stats::{EagerCause, Gauges};
 use crate::step_trace::StepTrace;
 use atom_base::{RequestId, Seat, StepNo};
-use atom_engine::{Event, Scheduler};
+use atom_engine::{Event, Scheduler, Want};
 use atom_group::machine::Calls;
 use atom_group::{
     Activity, Bucket, Divergence, ExchangeError, ExitCause, Facts, FactsFlags, Grants, GroupState, GroupStep,
@@ -44,6 +44,11 @@ pub(crate) struct Lane<T> {
     last_signature: u64,
     last_replay_us: u32,
     order: u64,
+    /// Steps that may be in flight when the next one is planned.
+    depth: usize,
+    flight: Option<Flight>,
+    /// When the last step ended.
+    landed: Instant,
     /// To lanes on other hosts.
     link: Option<Arc<Link>>,
     /// What this lane last told the group of what the outside wants.
@@ -124,6 +129,9 @@ impl<T: Tap> Lane<T> {
             last_signature: 0,
             last_replay_us: 0,
             order: 0,
+            depth: config.steps_ahead(),
+            flight: None,
+            landed: start,
             link: config.link.clone(),
             told: FactsFlags::default(),
             eager: config.enforce_eager.then_some(EagerCause::EnforceEager),
@@ -141,6 +149,7 @@ impl<T: Tap> Lane<T> {
         self.state = config.first_state();
         self.scheduler.start_over(form.lanes[self.lane_in_group].cache_is_lost);
         (self.last_signature, self.last_replay_us, self.order) = (0, 0, 0);
+        self.flight = None;
         self.step = self.state.next_step();
         self.gauges().epoch.store(form.epoch, Ordering::Relaxed);
         self.gauges().set_counters(&self.scheduler.counters());
@@ -163,6 +172,9 @@ impl<T: Tap> Lane<T> {
             let calls = self.calls();
             self.take_mail();
             let step = self.exchange(calls)?;
+            if !matches!(step, GroupStep::Step { .. }) {
+                self.drain()?;
+            }
             match step {
                 GroupStep::Park => self.park()?,
                 GroupStep::Record(bucket) => self.record(bucket)?,
@@ -239,9 +251,10 @@ impl<T: Tap> Lane<T> {
     }
 
     fn exchange(&mut self, calls: Calls) -> Result<GroupStep, RankError> {
-        let want = self.scheduler.want(self.now_ms()).facts();
+        let want = self.want()?.facts();
         self.told = calls.flags();
-        let flags = want.flags.with(self.told);
+        let ahead = if self.flight.is_some() { FactsFlags::AHEAD } else { FactsFlags::default() };
+        let flags = want.flags.with(self.told).with(ahead);
         let mine = Facts {
             step: self.step,
             state_hash: self.state.hash(),
@@ -281,6 +294,17 @@ impl<T: Tap> Lane<T> {
             self.gauges().ready.store(true, Ordering::SeqCst);
         }
         Ok(step)
+    }
+
+    /// What could run now. Where requests are here that can do nothing before the step in flight has
+    /// ended, it is waited for: the group must not hear that nothing is left to do.
+    fn want(&mut self) -> Result<Want, RankError> {
+        let want = self.scheduler.want(self.now_ms());
+        if want.rows() > 0 || self.scheduler.is_idle() || self.flight.is_none() {
+            return Ok(want);
+        }
+        self.drain()?;
+        Ok(self.scheduler.want(self.now_ms()))
     }
 
     fn park(&mut self) -> Result<(), RankError> {
@@ -336,15 +360,41 @@ impl<T: Tap> Lane<T> {
             self.device.record_anew(bucket)?;
             self.gauges().add_eager(cause);
         }
-        let (signature, results) = self.device.replay(bucket, &post.plan, &post.group_rows, patience)?;
-        let took = start.elapsed();
-        self.last_signature = signature;
-        self.last_replay_us = took.as_micros().clamp(1, u128::from(u32::MAX)) as u32;
+        self.last_signature = self.device.launch(bucket, &post.plan, &post.group_rows, patience)?;
+        drop(post);
+        let flight = Flight { order: self.order, bucket, start };
+        if self.depth == 0 {
+            return self.land(&flight);
+        }
+        match self.flight.replace(flight) {
+            Some(before) => self.land(&before),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for the step in flight and takes in what it computed. The lane's other ranks do so too.
+    fn drain(&mut self) -> Result<(), RankError> {
+        let Some(flight) = self.flight.take() else { return Ok(()) };
+        self.next_order(self.state.patience())?;
+        self.meetings().board.order(self.order, self.step, Order::Land);
+        self.land(&flight)
+    }
+
+    /// Takes in the oldest step in flight.
+    fn land(&mut self, flight: &Flight) -> Result<(), RankError> {
+        let form = Arc::clone(self.form.as_ref().expect("a rank joins before it runs"));
+        let board = &form.lanes[self.lane_in_group].board;
+        let post = board.post_of(flight.order).read().unwrap_or_else(PoisonError::into_inner);
+        let results = self.device.finish(post.plan.out.len())?;
+        let now = Instant::now();
+        // It began when the one before it ended.
+        let took = now - flight.start.max(self.landed);
+        self.landed = now;
+        self.last_replay_us = micros(took);
         form.exchange.note(self.lane_in_group, self.step, Activity::Applying);
         self.tap.reach(self.step, Stage::Apply)?;
         self.scheduler.apply(&post.plan, results, &mut self.events);
-        // Counters first: who sees a request end finds them up to date.
-        self.count(bucket, post.plan.rows(), &post.group_rows, took);
+        self.count(flight.bucket, post.plan.rows(), &post.group_rows, took);
         self.outbox.post(&mut self.events);
         Ok(())
     }
@@ -397,6 +447,17 @@ impl<T: Tap> Lane<T> {
         self.note(Activity::Ended, Duration::MAX);
         Ok(())
     }
+}
+
+/// A step that was launched and not taken in.
+struct Flight {
+    order: u64,
+    bucket: Bucket,
+    start: Instant,
+}
+
+fn micros(took: Duration) -> u32 {
+    took.as_micros().clamp(1, u128::from(u32::MAX)) as u32
 }
 
 /// Events of one request in one step: it may start, get a token and end.

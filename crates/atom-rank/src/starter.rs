@@ -132,7 +132,8 @@ impl Starter {
             kv_dtype: self.config.kv_dtype,
             slots: scheduler.max_num_seqs + 1,
             vocab: model.config().vocab_size,
-            samples: seat.rank_in_lane == 0,
+            // A step that is planned ahead begins with tokens that every rank must know.
+            samples: seat.rank_in_lane == 0 || self.config.steps_ahead() > 0,
             poison: self.config.poison,
         };
         Ok(Device::new(backend, model, &reserve, seat.lane_in_group)?)
@@ -148,7 +149,7 @@ impl Starter {
 
     fn tapped(&self, seat: &Seat, device: Device, tap: impl Tap) -> Box<dyn Member> {
         if seat.rank_in_lane > 0 {
-            return Box::new(Follower::new(seat, device, tap));
+            return Box::new(Follower::new(seat, device, self.config.steps_ahead(), tap));
         }
         let parts = LaneParts {
             config: &self.config,

@@ -111,7 +111,7 @@ pub(crate) struct Gauges {
     /// When it must be over. One word, written before the activity is: the supervisor must never see a
     /// new deadline's parts mixed with an old one's.
     pub(crate) deadline_ms: AtomicU64,
-    counters: [AtomicU64; 11],
+    counters: [AtomicU64; 12],
 }
 
 impl EagerCause {
@@ -162,6 +162,7 @@ impl Gauges {
             c.cached_tokens,
             c.generated_tokens,
             c.rows,
+            c.leaving as u64,
         ];
         for (cell, value) in self.counters.iter().zip(values) {
             cell.store(value, Ordering::Relaxed);
@@ -199,6 +200,7 @@ impl Gauges {
                 cached_tokens: get(&c[8]),
                 generated_tokens: get(&c[9]),
                 rows: get(&c[10]),
+                leaving: get(&c[11]) as usize,
             },
         }
     }

@@ -88,7 +88,7 @@ fn start(setup: &Setup, ranks: &'static [u16], times: usize, fault: Fault) -> Ho
             };
         }
         let hooks = Faulty { fault: fault.clone(), replays_left: 20, is_done: false };
-        Ok(Box::new(Hooked { inner, hooks }) as Box<dyn Backend>)
+        Ok(Box::new(Hooked::new(inner, hooks)) as Box<dyn Backend>)
     };
     setup.start_with(&tiny("qwen3_moe"), backend)
 }

@@ -47,9 +47,7 @@ fn start(setup: &Setup, rank: u16, fault: Fault, after: usize) -> Result<Host, H
     let backend = move |seat: &Seat| {
         let inner = cpu(seat)?;
         Ok(match seat.rank.0 == rank {
-            true => {
-                Box::new(Hooked { inner, hooks: Faulty { fault, replays_left: after } }) as Box<dyn Backend>
-            }
+            true => Box::new(Hooked::new(inner, Faulty { fault, replays_left: after })) as Box<dyn Backend>,
             false => inner,
         })
     };

@@ -7,7 +7,7 @@ use atom_base::Mesh;
 use atom_cpu::{Activations, CpuBackend, CpuOptions, WeightShare};
 use atom_cuda::{Element, Properties, Sizer};
 use atom_model::{ExpertLayout, Model};
-use atom_ops::{Backend, KvDType, Reserve, StepShape};
+use atom_ops::{KvDType, LoadWeights, Reserve, StepShape};
 use common::goldens::{MIXTURES, MODELS};
 use common::tiny;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ fn h200() -> Properties {
     }
 }
 
-fn load(name: &str, backend: &mut dyn Backend) -> Model {
+fn load(name: &str, backend: &mut dyn LoadWeights) -> Model {
     let seat = Mesh::SINGLE.seats().next().unwrap();
     Model::load(&tiny(name), (&Mesh::SINGLE, ExpertLayout::default()), &seat, backend, &|_, _| {}).unwrap()
 }

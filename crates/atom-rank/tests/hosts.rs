@@ -23,7 +23,7 @@ fn start(setup: &Setup, nodes: usize, fault: Option<(usize, usize)>) -> Hosts {
             let inner = cpu(seat)?;
             Ok(match fault {
                 Some((at, replays_left)) if at == node => {
-                    Box::new(Hooked { inner, hooks: Failing { replays_left } }) as Box<dyn Backend>
+                    Box::new(Hooked::new(inner, Failing { replays_left })) as Box<dyn Backend>
                 }
                 _ => inner,
             })

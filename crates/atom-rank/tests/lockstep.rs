@@ -44,7 +44,7 @@ fn start(setup: &Setup) -> (Host, Trace) {
     let backend = move |seat: &atom_base::Seat| {
         let hooks =
             Tracer { rank: usize::from(seat.rank.0), trace: Arc::clone(&log), recordings: Vec::new() };
-        Ok(Box::new(Hooked { inner: cpu(seat)?, hooks }) as Box<dyn Backend>)
+        Ok(Box::new(Hooked::new(cpu(seat)?, hooks)) as Box<dyn Backend>)
     };
     (setup.start_with(&tiny("qwen3_moe"), backend), trace)
 }

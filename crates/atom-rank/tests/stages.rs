@@ -24,9 +24,20 @@ enum Place {
     Leader,
     /// The other one.
     Follower,
+    /// One of three lanes that plan a step while the one before is in flight.
+    AheadOfThree,
+    /// The other one of two ranks that do so.
+    FollowerAhead,
 }
 
-const PLACES: [Place; 4] = [Place::LaneOfThree, Place::LaneAlone, Place::Leader, Place::Follower];
+const PLACES: [Place; 6] = [
+    Place::LaneOfThree,
+    Place::LaneAlone,
+    Place::Leader,
+    Place::Follower,
+    Place::AheadOfThree,
+    Place::FollowerAhead,
+];
 
 impl Place {
     fn setup(self) -> Setup {
@@ -35,12 +46,14 @@ impl Place {
             Self::LaneOfThree => Setup { mesh: mesh(3, 1, true), experts: expert_parallel(), ..setup },
             Self::LaneAlone => setup,
             Self::Leader | Self::Follower => Setup { mesh: mesh(2, 1, false), ..setup },
+            Self::AheadOfThree => Setup { depth: 1, ..Self::LaneOfThree.setup() },
+            Self::FollowerAhead => Setup { depth: 1, ..Self::Follower.setup() },
         }
     }
 
     fn rank(self) -> u16 {
         match self {
-            Self::LaneOfThree | Self::Follower => 1,
+            Self::LaneOfThree | Self::AheadOfThree | Self::Follower | Self::FollowerAhead => 1,
             Self::LaneAlone | Self::Leader => 0,
         }
     }
@@ -48,18 +61,20 @@ impl Place {
     /// The lane whose requests are lost with the rank.
     fn lost_lane(self) -> Option<u16> {
         match self {
-            Self::LaneOfThree => Some(1),
+            Self::LaneOfThree | Self::AheadOfThree => Some(1),
             Self::LaneAlone | Self::Leader => Some(0),
-            Self::Follower => None,
+            Self::Follower | Self::FollowerAhead => None,
         }
     }
 
     fn stages(self) -> impl Iterator<Item = Stage> {
-        STAGES.into_iter().filter(move |stage| self != Self::Follower || *stage >= Stage::Commit)
+        let is_follower = matches!(self, Self::Follower | Self::FollowerAhead);
+        STAGES.into_iter().filter(move |stage| !is_follower || *stage >= Stage::Commit)
     }
 
     fn spoiler(self) -> Arc<Spoiler> {
-        Arc::new(Spoiler::new(self.setup().mesh.ranks(), self != Self::LaneOfThree))
+        let is_alone = !matches!(self, Self::LaneOfThree | Self::AheadOfThree);
+        Arc::new(Spoiler::new(self.setup().mesh.ranks(), is_alone))
     }
 
     fn start(self, kind: Kind, spoiler: &Arc<Spoiler>) -> Host {
@@ -213,6 +228,16 @@ fn a_stuck_first_rank_of_a_lane_is_given_up_at_any_stage() {
 #[test]
 fn a_stuck_follower_of_a_lane_is_given_up_at_any_stage() {
     check_all(Kind::Stuck, &[Place::Follower]);
+}
+
+#[test]
+fn a_stuck_lane_that_is_ahead_is_given_up_at_any_stage() {
+    check_all(Kind::Stuck, &[Place::AheadOfThree]);
+}
+
+#[test]
+fn a_stuck_follower_that_is_ahead_is_given_up_at_any_stage() {
+    check_all(Kind::Stuck, &[Place::FollowerAhead]);
 }
 
 /// A lane that parked has no deadline; from the moment that it is called it has one.

@@ -131,7 +131,7 @@ fn a_fault_is_in_the_trace_and_so_is_what_comes_after_it() {
             // The lane that writes: another's fault may close the group before this one has settled the step.
             let replays_left = if seat.rank.0 == 0 { 10 } else { usize::MAX };
             let hooks = Faulty { replays_left, done: Arc::clone(&done) };
-            Ok(Box::new(Hooked { inner: cpu(seat)?, hooks }) as Box<dyn Backend>)
+            Ok(Box::new(Hooked::new(cpu(seat)?, hooks)) as Box<dyn Backend>)
         });
         let (first, answered) = mpsc::channel();
         let sink = move |event| drop(first.send(event));

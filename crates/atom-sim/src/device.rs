@@ -3,7 +3,7 @@
 
 use crate::broken::Broken;
 use crate::model::{Context, FakeModel, History, mix};
-use atom_base::{OutRow, PageId, RequestId, ScoredToken, Span, TableEntry, TokenId};
+use atom_base::{OutRow, PageId, RequestId, ScoredToken, Span, TableEntry, TokenId, slot_of_last};
 use atom_engine::{Plan, SchedulerConfig};
 use atom_group::Bucket;
 use std::collections::BTreeMap;
@@ -49,6 +49,8 @@ struct Cell {
 struct Slot {
     table: Vec<PageId>,
     history: Option<History>,
+    /// The last token that was sampled for the occupant.
+    last: Option<TokenId>,
 }
 
 impl FakeDevice {
@@ -134,7 +136,7 @@ impl FakeDevice {
             let state = &mut self.slots[slot.0 as usize];
             if index == 0 {
                 state.table.clear();
-                state.history = None;
+                (state.history, state.last) = (None, None);
             }
             if index as usize != state.table.len() {
                 return Err(Broken::TableGap { slot, index, known: state.table.len() });
@@ -191,10 +193,23 @@ impl FakeDevice {
                 let (row, tabled) = (plan.cache_rows[row], at as u32);
                 return Err(Broken::WrongCacheRow { owner, position, row, tabled });
             }
-            context = context.then(plan.tokens[row]);
-            self.cells[at] = Some(Cell { position, token: plan.tokens[row], context });
+            let token = self.token(span, plan.tokens[row])?;
+            context = context.then(token);
+            self.cells[at] = Some(Cell { position, token, context });
         }
         Ok(())
+    }
+
+    /// A row's token, also where the plan only says that this device sampled it last.
+    fn token(&self, span: &Span, token: TokenId) -> Result<TokenId, Broken> {
+        match slot_of_last(token) {
+            None => Ok(token),
+            Some(slot) if slot == span.slot => {
+                let last = self.slots[slot.0 as usize].last;
+                last.ok_or_else(|| malformed(format!("nothing was sampled in slot {slot} yet")))
+            }
+            Some(slot) => Err(malformed(format!("the last token of slot {slot} in {span:?}"))),
+        }
     }
 
     /// Padding rows write to the Sink, and what they write is nothing that anybody may read.
@@ -262,6 +277,7 @@ impl FakeDevice {
             return Err(Broken::NoHistory { owner, slot: row.slot });
         }
         let chosen = self.model.choose(context, history, &row.params);
+        state.last = Some(chosen.token);
         if let Some(history) = &mut state.history {
             history.push(chosen.token);
         }

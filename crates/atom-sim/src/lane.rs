@@ -17,6 +17,12 @@ pub struct Lane {
     ledger: Ledger,
     plan: Plan,
     results: Vec<ScoredToken>,
+    /// `plan` was computed and not applied.
+    is_in_flight: bool,
+    /// The step before, while that is so of it; at depth 1 only.
+    before: Option<(Plan, Vec<ScoredToken>)>,
+    spare: Option<(Plan, Vec<ScoredToken>)>,
+    depth: usize,
     /// The oldest request, while it runs: it may not give way.
     oldest: Option<RequestId>,
     submitted: u64,
@@ -26,16 +32,27 @@ impl Lane {
     /// A lane without requests.
     pub fn new(config: SchedulerConfig, model: FakeModel) -> Self {
         let pages_per_sequence = config.max_model_len.div_ceil(config.page_size);
+        let plan = || Plan::with_capacity(config.rows_max, config.max_num_seqs, pages_per_sequence);
         Self {
             scheduler: Scheduler::new(config.clone()),
             device: FakeDevice::new(&config, model.clone()),
             ledger: Ledger::new(model),
-            plan: Plan::with_capacity(config.rows_max, config.max_num_seqs, pages_per_sequence),
+            plan: plan(),
             results: Vec::with_capacity(config.max_num_seqs),
+            is_in_flight: false,
+            before: None,
+            spare: Some((plan(), Vec::with_capacity(config.max_num_seqs))),
+            depth: 0,
             oldest: None,
             submitted: 0,
             config,
         }
+    }
+
+    /// Steps that may be computed and not applied when the next one is planned: 0 or 1.
+    pub fn at_depth(self, depth: usize) -> Self {
+        assert!(depth < 2, "one step ahead at the most");
+        Self { depth, ..self }
     }
 
     /// Takes a request that passed the door.
@@ -73,6 +90,8 @@ impl Lane {
     pub fn fail(&mut self, why: &str) -> Result<(), Broken> {
         self.ledger.set_failing(true);
         self.scheduler.fail_all(&EngineError::Rank(why.to_owned()), &mut self.ledger);
+        self.is_in_flight = false;
+        self.spare = self.spare.take().or(self.before.take());
         self.ledger.set_failing(false);
         self.oldest = None;
         self.ledger.take_broken()
@@ -86,6 +105,12 @@ impl Lane {
     /// Plans, within a grant.
     pub fn commit(&mut self, grant: Grant) -> Result<(), Broken> {
         let (idle, want, before) = (self.scheduler.is_idle(), self.want(0), self.counters());
+        if std::mem::take(&mut self.is_in_flight) {
+            let (plan, results) = self.spare.take().expect("the step before that was applied");
+            let (plan, results) =
+                (std::mem::replace(&mut self.plan, plan), std::mem::replace(&mut self.results, results));
+            self.before = Some((plan, results));
+        }
         self.scheduler.commit(grant, &mut self.plan);
         let (rows, after) = (self.plan.rows(), self.counters());
         let granted = grant.rows() as usize;
@@ -98,6 +123,8 @@ impl Lane {
         let whole = (grant.decode_rows, grant.prefill_rows) == (want.decode_rows, want.prefill_rows);
         // An admission may take kept pages that the next one hoped to share: rare, and not foreseen.
         let foreseeable = after.preempted == before.preempted && after.pages_kept >= before.pages_kept;
+        // Pages of those who leave come back too late for this step.
+        let foreseeable = foreseeable && after.leaving == 0;
         if whole && foreseeable && rows < granted {
             return Err(Broken::WantNotMeant { wanted: granted, rows });
         }
@@ -150,15 +177,44 @@ impl Lane {
         Ok(signature)
     }
 
-    /// Takes in what the replay computed.
+    /// Takes in what the replay computed: of the last step, or at depth 1 of the one before.
     pub fn apply(&mut self) -> Result<(), Broken> {
-        self.scheduler.apply(&self.plan, &self.results, &mut self.ledger);
+        self.is_in_flight = true;
+        if self.depth == 0 {
+            return self.drain();
+        }
+        self.apply_before()
+    }
+
+    /// Takes in all that was computed, if requests are here that can do nothing before: what a lane says
+    /// of itself would be that it has nothing to do.
+    pub fn catch_up(&mut self) -> Result<(), Broken> {
+        let Want { decode_rows, prefill_rows, .. } = self.want(0);
+        if decode_rows + prefill_rows == 0 && !self.is_idle() { self.drain() } else { Ok(()) }
+    }
+
+    /// Takes in all that was computed.
+    pub fn drain(&mut self) -> Result<(), Broken> {
+        self.apply_before()?;
+        if std::mem::take(&mut self.is_in_flight) {
+            self.scheduler.apply(&self.plan, &self.results, &mut self.ledger);
+        }
+        self.ledger.take_broken()
+    }
+
+    /// Takes in the step before the last one, if it was not yet.
+    pub(crate) fn apply_before(&mut self) -> Result<(), Broken> {
+        if let Some((plan, results)) = self.before.take() {
+            self.scheduler.apply(&plan, &results, &mut self.ledger);
+            self.spare = Some((plan, results));
+        }
         self.ledger.take_broken()
     }
 
     /// Commits all that it wants, replays the bucket and applies: a step of a lane that is alone.
     /// Buckets are recorded as they come.
     pub fn step_alone(&mut self, bucket: Bucket) -> Result<(), Broken> {
+        self.catch_up()?;
         let Want { decode_rows, prefill_rows, .. } = self.want(0);
         if !self.device.has_recording(bucket) {
             self.device.record(bucket, false);
@@ -185,11 +241,12 @@ impl Lane {
             return Err(Broken::NeverEnded { request });
         }
         let counters = self.counters();
-        let Counters { running, waiting, pages_held, finished, .. } = counters;
+        let Counters { running, waiting, leaving, pages_held, finished, .. } = counters;
         let off = |what| Err(Broken::NotAtBaseline { what, counters });
         match () {
             () if running > 0 => off("somebody runs"),
             () if waiting > 0 => off("somebody waits"),
+            () if leaving > 0 => off("somebody leaves"),
             () if pages_held > 0 => off("pages are held"),
             () if finished != self.submitted => off("not as many finished as were submitted"),
             () => Ok(()),
@@ -207,6 +264,7 @@ impl Lane {
         }
         // A page each, and one more in reserve for everybody who runs already.
         let expected = (seqs as usize).min(self.config.pages / 2);
+        self.drain()?;
         self.step_alone(bucket)?;
         let got = self.plan.spans.len();
         if got != expected {

@@ -82,8 +82,9 @@ impl Member {
     /// the group goes on.
     pub fn execute(&mut self, step: &GroupStep, torn: bool) -> Result<(), Broken> {
         match step {
-            GroupStep::Park | GroupStep::Exit(_) => {}
+            GroupStep::Park | GroupStep::Exit(_) => self.lane.drain()?,
             GroupStep::Record(bucket) => {
+                self.lane.drain()?;
                 let skewed = std::mem::take(&mut self.skew_next_recording);
                 self.last_signature = self.lane.device_mut().record(*bucket, skewed);
             }

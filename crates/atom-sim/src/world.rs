@@ -57,7 +57,8 @@ impl World {
         let state = GroupState::new(Arc::new(script.lattice.clone()), args.lanes, script.record_all)
             .with_policy(script.policy);
         let member = |place| {
-            let lane = Lane::new(script.scheduler.clone(), script.model.clone());
+            // Every other world plans a step while the one before is in flight.
+            let lane = Lane::new(script.scheduler.clone(), script.model.clone()).at_depth(seed as usize % 2);
             Member::new(place, lane, state.clone())
         };
         Self {
@@ -211,6 +212,7 @@ impl World {
         if let Some(lane) = self.meet() {
             return Ok(Some(End::Late(lane)));
         }
+        self.members.iter_mut().try_for_each(|member| member.lane.catch_up())?;
         let facts: Vec<Facts> =
             (0..self.members.len()).map(|place| self.members[place].facts(self.clock_ms(place))).collect();
         check_ages(&facts, self.now_us)?;
@@ -219,8 +221,14 @@ impl World {
             Err(divergence) => return Ok(Some(End::Diverged(divergence))),
         };
         match step {
-            GroupStep::Exit(cause) => return Ok(Some(End::Exit(cause))),
-            GroupStep::Park => self.park(&facts)?,
+            GroupStep::Exit(cause) => {
+                self.members.iter_mut().try_for_each(|member| member.perform(&step, false))?;
+                return Ok(Some(End::Exit(cause)));
+            }
+            GroupStep::Park => {
+                self.members.iter_mut().try_for_each(|member| member.perform(&step, false))?;
+                self.park(&facts)?;
+            }
             GroupStep::Record(_) => self.record(&step)?,
             GroupStep::Step { bucket, grants, note } => {
                 check_grants(&facts, bucket, grants)?;
@@ -352,6 +360,8 @@ impl World {
         }
         *self.report.buckets.entry(bucket.rows()).or_default() += 1;
         self.members.iter_mut().try_for_each(|member| member.plan(step))?;
+        // The step before ended when this one could begin.
+        self.members.iter_mut().try_for_each(|member| member.lane.apply_before())?;
         let pairs = self.members.iter().map(|member| CostModel::pairs(member.lane.plan())).max();
         let cost_us = self.options.args().cost.of(bucket, pairs.unwrap_or(0));
         self.now_us += cost_us;

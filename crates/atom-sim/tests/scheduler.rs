@@ -82,6 +82,7 @@ proptest! {
         prefix_cache: bool,
         eos_per_mille in prop::sample::select(vec![0u32, 100]),
         nan_per_mille in prop::sample::select(vec![0u32, 0, 40]),
+        depth in 0usize..2,
     ) {
         // The longest request just fits.
         let longest = 27usize;
@@ -97,7 +98,7 @@ proptest! {
         let model = FakeModel { vocab: 3, eos: 2, eos_per_mille, nan_per_mille };
         let args = LatticeArgs { rows_max: config.rows_max as u32, max_num_seqs: max_num_seqs as u32, ..LatticeArgs::default() };
         let bucket = Lattice::new(&args).unwrap().top();
-        let mut lane = Lane::new(config, model);
+        let mut lane = Lane::new(config, model).at_depth(depth);
         // Records the bucket; nothing else happens.
         lane.step_alone(bucket).unwrap();
         let mut submitted = 0;

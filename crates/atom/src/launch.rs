@@ -257,10 +257,10 @@ fn host_config(
              {max_model_len}; --kv-cache-memory or --gpu-memory-utilization make it larger"
         );
     }
-    let (restarts, spins) = match target {
-        Target::Cpu(threads) => (if args.nodes > 1 { 0 } else { RESTARTS_MAX }, threads.spins),
+    let (restarts, depth, spins) = match target {
+        Target::Cpu(threads) => (if args.nodes > 1 { 0 } else { RESTARTS_MAX }, CPU_DEPTH, threads.spins),
         // A context that failed stays so in its process.
-        Target::Cuda(..) => (0, SPINS),
+        Target::Cuda(..) => (0, GPU_DEPTH, SPINS),
     };
     let config = HostConfig {
         mesh,
@@ -280,6 +280,7 @@ fn host_config(
         queue_max: args.max_waiting,
         load_balance: load_balance(args.dp_load_balance),
         rank_restarts_max: args.rank_restarts_max.unwrap_or(restarts),
+        depth,
         enforce_eager: args.enforce_eager,
         fail_on_eager: args.fail_on_eager,
         // A recording on a CPU is a list of some hundred operators: microseconds. On a GPU it is a captured graph:
@@ -444,3 +445,8 @@ const SPINS: u32 = 2000;
 const CACHE_BYTES_MAX: u64 = 4 << 30;
 /// Where the system does not say what is free.
 const CACHE_BYTES_MIN: u64 = 512 << 20;
+
+/// A CPU computes on the rank's own thread: nothing to be ahead of.
+const CPU_DEPTH: usize = 0;
+/// The next step is planned and queued while a GPU computes.
+const GPU_DEPTH: usize = 1;

@@ -232,9 +232,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "late-result-after-preemption",
-        file: "crates/atom-engine/src/scheduler.rs",
-        find: "            assert_eq!(running.sequence.request.id, owner, \"slot {} changed hands during a step\", span.slot);\n",
-        replace: "",
+        file: "crates/atom-engine/src/sequence.rs",
+        find: "        if planned > computed {\n",
+        replace: "        if planned > computed.max(usize::MAX) {\n",
         test: Test {
             package: "atom-engine",
             target: "late_results",
@@ -243,13 +243,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "slot-released-twice",
-        file: "crates/atom-engine/src/scheduler.rs",
-        find: "        self.free_slots.push(running.slot);\n        self.waiting.push_front(running.sequence);",
-        replace: concat!(
-            "        self.free_slots.push(running.slot);\n",
-            "        self.free_slots.push(running.slot);\n",
-            "        self.waiting.push_front(running.sequence);",
-        ),
+        file: "crates/atom-engine/src/sequence.rs",
+        find: "            free_slots.push(slot);\n",
+        replace: "            free_slots.push(slot);\n            free_slots.push(slot);\n",
         test: Test {
             package: "atom-sim",
             target: "scheduler",
@@ -297,12 +293,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "early-return-around-a-collective",
         file: "crates/atom-rank/src/lane.rs",
-        find: "        let (signature, results) = self.device.replay(bucket, &post.plan, &post.group_rows, patience)?;\n",
-        replace: concat!(
-            "        let Ok((signature, results)) = self.device.replay(bucket, &post.plan, &post.group_rows, patience) else {\n",
-            "            return Ok(());\n",
-            "        };\n",
-        ),
+        find: "        let results = self.device.finish(post.plan.out.len())?;\n",
+        replace: "        let Ok(results) = self.device.finish(post.plan.out.len()) else { return Ok(()) };\n",
         test: Test {
             package: "atom-rank",
             target: "faults",

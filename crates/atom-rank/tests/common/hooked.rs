@@ -1,10 +1,12 @@
 //! A backend whose steps a test looks into, or spoils.
 
+use super::kept::Kept;
 use atom_base::ScoredToken;
 use atom_ops::{
     Backend, Collectives, ExpertRows, LoadWeights, OpsError, Recording, Reserve, Slice, StepInputs, Weight,
 };
 use atom_weights::Tensor;
+use std::collections::VecDeque;
 
 /// What a test does around the calls of a rank's thread.
 pub trait Hooks: Send {
@@ -21,8 +23,15 @@ pub trait Hooks: Send {
 
 /// A backend with hooks.
 pub struct Hooked<H> {
-    pub inner: Box<dyn Backend>,
-    pub hooks: H,
+    inner: Box<dyn Backend>,
+    hooks: H,
+    flights: VecDeque<Kept>,
+}
+
+impl<H> Hooked<H> {
+    pub fn new(inner: Box<dyn Backend>, hooks: H) -> Self {
+        Self { inner, hooks, flights: VecDeque::new() }
+    }
 }
 
 impl<H: Hooks> LoadWeights for Hooked<H> {
@@ -57,17 +66,27 @@ impl<H: Hooks> Backend for Hooked<H> {
         self.inner.forget(recording);
     }
 
-    fn replay(
+    fn launch(
         &mut self,
         recording: usize,
         inputs: &StepInputs<'_>,
         collectives: &dyn Collectives,
-        results: &mut [ScoredToken],
     ) -> Result<(), OpsError> {
         self.hooks.before_replay(recording, inputs)?;
-        self.inner.replay(recording, inputs, collectives, results)?;
-        self.hooks.after_replay(recording, inputs, self.inner.expert_rows());
+        self.flights.push_back(Kept::of(recording, inputs));
+        self.inner.launch(recording, inputs, collectives)
+    }
+
+    fn finish(&mut self, results: &mut [ScoredToken]) -> Result<(), OpsError> {
+        let kept = self.flights.pop_front().expect("a step is in flight");
+        self.inner.finish(results)?;
+        self.hooks.after_replay(kept.recording, &kept.inputs(), self.inner.expert_rows());
         Ok(())
+    }
+
+    fn abandon(&mut self) {
+        self.flights.clear();
+        self.inner.abandon();
     }
 
     fn expert_rows(&self) -> ExpertRows {

@@ -4,6 +4,7 @@
 pub mod goldens;
 pub mod hooked;
 pub mod hosts;
+pub mod kept;
 pub mod spoil;
 pub mod trace;
 
@@ -40,6 +41,7 @@ pub struct Setup {
     pub activations: Activations,
     pub sizes: Option<Vec<u32>>,
     pub record_all: bool,
+    pub depth: usize,
     pub enforce_eager: bool,
     pub fail_on_eager: bool,
     pub poison: bool,
@@ -91,6 +93,7 @@ impl Default for Setup {
             activations: Activations::default(),
             sizes: None,
             record_all: true,
+            depth: 0,
             enforce_eager: false,
             fail_on_eager: false,
             // Padding must never matter, so every test proves it on the way.
@@ -131,6 +134,7 @@ impl Setup {
             load_balance: LoadBalance::default(),
             rank_restarts_max: self.rank_restarts_max,
             record_all: self.record_all,
+            depth: self.depth,
             enforce_eager: self.enforce_eager,
             fail_on_eager: self.fail_on_eager,
             poison: self.poison,

@@ -2,7 +2,8 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file is a crate that uses its own part")]
 
 use crate::common::Setup;
-use atom_base::{LaneId, SamplingParams, ScoredToken, Seat, TokenId};
+use crate::common::kept::Kept;
+use atom_base::{LaneId, SamplingParams, ScoredToken, Seat, TokenId, slot_of_last};
 use atom_engine::Request;
 use atom_ops::{
     Backend, Collective, CollectiveKind, Collectives, Comm, ExpertRows, LoadWeights, OpsError, Recording,
@@ -10,6 +11,7 @@ use atom_ops::{
 };
 use atom_rank::Host;
 use atom_weights::{Checkpoint, Tensor};
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 /// One replay of one rank.
@@ -52,6 +54,8 @@ pub struct Watch {
     twist: Twist,
     reserve: Option<Reserve>,
     recordings: Vec<Recorded>,
+    /// With the collectives that each came to.
+    flights: VecDeque<(Kept, Vec<Collective>)>,
 }
 
 struct Recorded {
@@ -92,6 +96,7 @@ pub fn watched(
             twist: twist(seat.rank.0),
             reserve: None,
             recordings: Vec::new(),
+            flights: VecDeque::new(),
         }) as Box<dyn Backend>)
     };
     Watched { host: setup.start_with(checkpoint, backend), log, expert_bytes }
@@ -171,20 +176,26 @@ impl Backend for Watch {
         panic!("a watched rank keeps its recordings");
     }
 
-    fn replay(
+    fn launch(
         &mut self,
         recording: usize,
         inputs: &StepInputs<'_>,
         collectives: &dyn Collectives,
-        results: &mut [ScoredToken],
     ) -> Result<(), OpsError> {
-        let recorded = &self.recordings[recording];
-        check_inputs(recorded.shape, self.reserve.as_ref().expect("reserved"), inputs, results.len());
+        check_inputs(self.recordings[recording].shape, self.reserve.as_ref().expect("reserved"), inputs);
         (self.twist)(Moment::Replay(inputs))?;
         let met = Met { inner: collectives, list: Mutex::default() };
-        self.inner.replay(recording, inputs, &met, results)?;
-        (self.twist)(Moment::Results(inputs, results))?;
-        let met = met.list.into_inner().unwrap();
+        self.inner.launch(recording, inputs, &met)?;
+        self.flights.push_back((Kept::of(recording, inputs), met.list.into_inner().unwrap()));
+        Ok(())
+    }
+
+    fn finish(&mut self, results: &mut [ScoredToken]) -> Result<(), OpsError> {
+        let (kept, met) = self.flights.pop_front().expect("a step is in flight");
+        let (recorded, inputs) = (&self.recordings[kept.recording], kept.inputs());
+        assert_eq!(results.len(), inputs.out.len());
+        self.inner.finish(results)?;
+        (self.twist)(Moment::Results(&inputs, results))?;
         assert_eq!(met, recorded.collectives, "what was met is what was signed");
         self.log.lock().unwrap()[self.rank].push(Step {
             shape: recorded.shape,
@@ -198,13 +209,18 @@ impl Backend for Watch {
         Ok(())
     }
 
+    fn abandon(&mut self) {
+        self.flights.clear();
+        self.inner.abandon();
+    }
+
     fn expert_rows(&self) -> ExpertRows {
         self.inner.expert_rows()
     }
 }
 
 /// What holds of the inputs of every step, also of one without rows.
-fn check_inputs(shape: StepShape, reserve: &Reserve, inputs: &StepInputs<'_>, results: usize) {
+fn check_inputs(shape: StepShape, reserve: &Reserve, inputs: &StepInputs<'_>) {
     let StepInputs { tokens, positions, cache_rows, spans, out, slot_loads, tables, group_rows, lane } =
         *inputs;
     let rows = tokens.len();
@@ -212,9 +228,12 @@ fn check_inputs(shape: StepShape, reserve: &Reserve, inputs: &StepInputs<'_>, re
     assert_eq!(group_rows.len(), shape.lanes);
     assert!(group_rows.iter().all(|&granted| granted as usize <= shape.rows), "{group_rows:?} in {shape:?}");
     assert!(rows <= group_rows[lane] as usize && out.len() <= shape.out_rows, "{rows} rows in {shape:?}");
-    assert_eq!(results, out.len());
-    assert!(tokens.iter().all(|&token| (token as usize) < reserve.vocab));
     let is_slot = |slot: atom_base::SlotId| (1..reserve.slots).contains(&(slot.0 as usize));
+    let is_token = |&token: &TokenId| match slot_of_last(token) {
+        Some(slot) => is_slot(slot),
+        None => (token as usize) < reserve.vocab,
+    };
+    assert!(tokens.iter().all(is_token));
     assert!(slot_loads.iter().all(|load| is_slot(load.slot)), "the Sink has no state");
     let page_of = |position: u32| position as usize / reserve.page_size;
     let mut next = 0;
