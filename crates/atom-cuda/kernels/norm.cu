@@ -1,6 +1,6 @@
 // RMS norms over whole rows: norm, add_norm; and those over all heads of q and of k: square_sums, scale_heads.
 //
-// Launch contract. `_bf16`: activations and residual bf16; `_f32`: both f32; `_bf16_res32`: activations bf16,
+// Launch contract. `_bf16`: activations bf16; `_f32`: activations and residual f32; `_bf16_res32`: activations bf16,
 // residual f32. Norm weights are f32. Buffers start on 16 bytes.
 //   norm, add_norm        grid.x = rows of the extent at capacity (fewer is right too: blocks loop);
 //                         block.x = norm_threads(width) = ceil(width / 16) rounded up to a multiple of 32, at
@@ -152,18 +152,23 @@ __device__ __forceinline__ void scale_heads(T* qkv, const float* sums, const flo
     }
 }
 
-#define NORMS(NAME, T, R)                                                                                             \
+#define NORM_OF(NAME, T, R)                                                                                           \
     extern "C" __global__ void __launch_bounds__(1024)                                                                \
         norm_##NAME(const R* x, const float* weight, float eps, u32 width, T* out, Extent extent) {                   \
         norm<T, R>(x, weight, eps, width, out, extent);                                                               \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(1024)                                                                \
-        add_norm_##NAME(R* residual, const T* x, const float* weight, float eps, u32 width, T* out, Extent extent) {  \
-        add_norm<T, R>(residual, x, weight, eps, width, out, extent);                                                 \
     }
-NORMS(bf16, bf16, bf16)
-NORMS(f32, float, float)
-NORMS(bf16_res32, bf16, float)
+NORM_OF(bf16, bf16, bf16)
+NORM_OF(f32, float, float)
+NORM_OF(bf16_res32, bf16, float)
+
+#define ADD_NORM(NAME, T)                                                                                             \
+    extern "C" __global__ void __launch_bounds__(1024)                                                                \
+        add_norm_##NAME(float* residual, const T* x, const float* weight, float eps, u32 width, T* out,               \
+                        Extent extent) {                                                                              \
+        add_norm<T, float>(residual, x, weight, eps, width, out, extent);                                             \
+    }
+ADD_NORM(f32, float)
+ADD_NORM(bf16_res32, bf16)
 
 #define HEAD_NORMS(NAME, T)                                                                                           \
     extern "C" __global__ void __launch_bounds__(256)                                                                 \

@@ -1,6 +1,6 @@
 // Row-wise copies and sums: embed, gated_silu, add, pick_rows, convert.
 //
-// Launch contract. `_bf16` and `_f32` name the activation type; embed_bf16_res32 writes an f32 residual from a bf16
+// Launch contract. `_bf16` and `_f32` name the activation type; embed writes an f32 residual, embed_bf16_res32 from a bf16
 // table. Buffers start on 16 bytes. All kernels: grid.x = rows of the extent at capacity, grid.y = pieces of a row,
 // block.x = threads; any numbers are right, since blocks loop over rows and threads over a row's chunks of 8.
 // Sensible: block.x = 256, grid.y = ceil(width / 2048); for more than 4096 rows grid.y = 1.
@@ -89,7 +89,6 @@ __device__ __forceinline__ void convert(const X* x, u32 width, Y* out, Extent ex
                                                                    Extent extent) {                                   \
         embed<T, R>(table, tokens, last_tokens, width, out, extent);                                                  \
     }
-EMBED(bf16, bf16, bf16)
 EMBED(f32, float, float)
 EMBED(bf16_res32, bf16, float)
 

@@ -25,7 +25,7 @@ macro_rules! table {
             library: Opened,
         }
 
-        #[allow(non_camel_case_types, reason = "the vendor's names")]
+        #[allow(non_camel_case_types, clippy::enum_variant_names, reason = "the vendor's names")]
         enum $calls { $( $f, )* }
 
         impl $name {

@@ -6,10 +6,9 @@ use std::process::Command;
 /// Standard error of `atom generate` that must fail before it looks for a model.
 fn refusal(args: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_atom"))
-        .args(["generate", "Once upon a time"])
+        .args(["generate", "Once upon a time", "--offline"])
         .args(args)
         .env("ATOM_CUDA_DRIVER", "/nowhere/libcuda.so.1")
-        .env("ATOM_OFFLINE", "1")
         .output()
         .unwrap();
     assert!(!output.status.success());
