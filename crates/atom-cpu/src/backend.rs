@@ -270,7 +270,9 @@ impl Backend for CpuBackend {
         let flight = &mut reserved.flights[0];
         let outcome = std::mem::replace(&mut flight.outcome, Ok(()));
         self.expert_rows = flight.expert_rows;
-        results[..flight.count].copy_from_slice(&flight.results[..flight.count]);
+        if outcome.is_ok() {
+            results[..flight.count].copy_from_slice(&flight.results[..flight.count]);
+        }
         reserved.flights.rotate_left(1);
         reserved.in_flight -= 1;
         outcome

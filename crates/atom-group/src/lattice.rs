@@ -77,7 +77,7 @@ pub enum LatticeError {
     },
     /// A step would need more workspace than there is.
     #[error(
-        "--max-num-batched-tokens makes steps of {rows} rows (sizes are multiples of {multiple_of}), but there is workspace for \
+        "the largest steps of {rows} rows (sizes are multiples of {multiple_of}) do not fit: there is workspace for \
          {rows_workspace_max}; {}give steps more memory",
         lower(*possible)
     )]
@@ -262,7 +262,11 @@ impl Default for LatticeArgs {
 }
 
 fn lower(possible: u32) -> String {
-    if possible == 0 { String::new() } else { format!("lower it to {possible}, or ") }
+    if possible == 0 {
+        String::new()
+    } else {
+        format!("lower it to {possible} (--max-num-batched-tokens, and --max-num-seqs where that is more), or ")
+    }
 }
 
 fn natural_sizes(rows_max: u32) -> impl Iterator<Item = u32> {

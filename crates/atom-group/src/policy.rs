@@ -125,6 +125,9 @@ impl Default for Policy {
 }
 
 impl Alignment {
+    /// Variables that [`parse`](Self::parse) knows.
+    pub const VARIABLES: [&str; 8] = [ENABLE, TARGET_FILL, HOLD, PARTIAL, STALL, KV_HIGH, KV_LOW, QUEUE];
+
     /// Reads the variables through `lookup`: `Ok(None)` if they switch it off. Unset or empty ones have
     /// their defaults; a knob that is set wrongly is refused even if the whole is off.
     pub fn parse(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, PolicyError> {

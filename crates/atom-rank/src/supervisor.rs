@@ -171,7 +171,8 @@ impl Supervisor {
                 let group = &self.shared().groups[0];
                 // On the way out hosts leave one after the other.
                 if !group.is_ended() && !group.exit.load(Ordering::SeqCst) {
-                    self.end(0, &format!("host {node} is gone: {why}"));
+                    let why = format!("host {node}{} is gone: {why}", self.ranks_of_host(node));
+                    self.end(0, &why);
                 }
             }
             Report::Left { seat, tenure } => {
@@ -290,6 +291,19 @@ impl Supervisor {
     }
 
     /// Ends a group: the first reason is kept, every wait returns, every request is answered.
+    /// The ranks of a host and how far they were heard of, in brackets; nothing before they run.
+    fn ranks_of_host(&self, node: usize) -> String {
+        let Some(form) = self.shared().groups[0].last_form() else { return String::new() };
+        let mesh = self.starter.config.mesh;
+        let nodes = self.starter.config.link.as_ref().map_or(1, |link| link.nodes());
+        let lanes = node * mesh.lanes() / nodes..(node + 1) * mesh.lanes() / nodes;
+        let seats = mesh.seats().filter(|seat| lanes.contains(&usize::from(seat.lane.0)));
+        let name = |seat: Seat| {
+            format!("rank {} at step {}", seat.rank, form.exchange.step_of(seat.lane_in_group))
+        };
+        format!(" ({})", seats.map(name).collect::<Vec<_>>().join(", "))
+    }
+
     fn end(&mut self, group: usize, why: &str) {
         let first = self.groups[group].watch.end();
         self.carry_out(group, first, (Loss::Ended, &[]), why);

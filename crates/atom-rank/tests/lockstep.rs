@@ -157,7 +157,17 @@ fn decode_rows_ride_the_prefill_bucket_beside_prefilling_and_idle_lanes() {
 fn idle_lanes_route_no_row_and_hold_no_page() {
     for experts in layouts() {
         let (host, trace) = start(&setup(experts, Policy::default()));
-        let pending = send(&host, on(2, request(&prompt(5, 100), 8, SamplingParams::greedy())));
+        let pending = send(&host, on(2, request(&prompt(5, 100), 300, SamplingParams::greedy())));
+        while host.stats()[2].counters.generated_tokens == 0 {
+            std::thread::yield_now();
+        }
+        // In the middle of it: the busy lane holds pages, the others none.
+        host.pause();
+        rest(&host);
+        for (lane, stats) in host.stats().iter().enumerate() {
+            assert_eq!(stats.counters.pages_held > 0, lane == 2, "{experts:?}: pages of lane {lane}");
+        }
+        host.resume();
         pending.wait();
         rest(&host);
         for (lane, stats) in host.stats().iter().enumerate() {

@@ -12,7 +12,7 @@ use atom_base::{Mesh, MeshArgs, Seat, TokenId};
 use atom_cpu::{CpuBackend, CpuOptions, Isa, WeightShare};
 use atom_cuda::{Element, Gpu, Plan};
 use atom_engine::SchedulerConfig;
-use atom_group::{Alignment, Patience, Policy, PolicyError};
+use atom_group::{Alignment, Patience, Policy};
 use atom_model::{ExchangeChoice, ExpertLayout};
 use atom_ops::{Backend, KvDType, OpsError};
 use atom_rank::{Host, HostConfig, Link, LinkArgs, LoadBalance, Progress};
@@ -170,6 +170,10 @@ fn mesh(args: &EngineArgs) -> Result<Mesh> {
         dp: args.data_parallel_size,
         dp_attention: args.enable_dp_attention,
     };
+    ensure!(
+        !args.enable_dp_attention || args.tensor_parallel_size > 1,
+        "--enable-dp-attention makes the ranks of -tp N lanes of their own; with -tp 1 there is nothing to make"
+    );
     Ok(Mesh::new(mesh)?)
 }
 
@@ -296,6 +300,30 @@ fn host_config(
 }
 
 /// Rows of the largest step on a CPU: what is asked for, if it is done in time.
+/// Equal on hosts that compute the same: build, model with its weights, layout, precision, policy.
+fn fingerprint(args: &EngineArgs, config: &HostConfig, checkpoint: &Checkpoint) -> Result<u64> {
+    let parts = format!(
+        "{} {:?} {:?} {:?} {:?} {:?} {} {} {} {:?} {} {} {}",
+        env!("CARGO_PKG_VERSION"),
+        config.mesh,
+        config.experts,
+        config.kv_dtype,
+        args.activations(),
+        checkpoint.config(),
+        checkpoint.total_bytes(),
+        config.scheduler.page_size,
+        config.scheduler.max_model_len,
+        config.scheduler.eos,
+        config.enforce_eager,
+        config.fail_on_eager,
+        config.poison,
+    );
+    // Models of one shape differ in all their weights: some of one matrix tell them apart.
+    let typical = checkpoint.tensor(steps::TYPICAL_MATRIX)?;
+    let some = typical.bytes().iter().take(WEIGHT_BYTES_COMPARED).copied();
+    Ok(fnv1a_64(config.first_state().hash(), parts.bytes().chain(some)))
+}
+
 /// Meets the other hosts. Whoever was started for another mesh, model or policy is refused before any step.
 fn link(args: &EngineArgs, config: &HostConfig, checkpoint: &Checkpoint) -> Result<Option<Arc<Link>>> {
     let &EngineArgs { nodes, node_rank: node, .. } = args;
@@ -334,18 +362,7 @@ fn link(args: &EngineArgs, config: &HostConfig, checkpoint: &Checkpoint) -> Resu
         node == 0 || args.step_trace.is_none(),
         "--step-trace is written where lane 0 is: give it to host 0"
     );
-    let parts = format!(
-        "{} {:?} {:?} {:?} {:?} {} {} {:?}",
-        env!("CARGO_PKG_VERSION"),
-        mesh,
-        config.experts,
-        config.kv_dtype,
-        args.activations(),
-        checkpoint.description(),
-        checkpoint.total_bytes(),
-        config.scheduler.page_size,
-    );
-    let fingerprint = fnv1a_64(config.first_state().hash(), parts.bytes());
+    let fingerprint = fingerprint(args, config, checkpoint)?;
     tracing::info!("host {node} of {nodes}: meeting the others at {master}");
     let args = LinkArgs { nodes, node, master, fingerprint, patience: MEET_WITHIN };
     Ok(Some(Arc::new(Link::connect(&args)?)))
@@ -361,8 +378,14 @@ pub(crate) fn load_balance(arg: LoadBalanceArg) -> LoadBalance {
 }
 
 /// Knobs of the prefill delayer are environment variables, as users of ATOM know them.
-fn policy(args: &EngineArgs, lanes: usize) -> Result<Policy, PolicyError> {
+fn policy(args: &EngineArgs, lanes: usize) -> Result<Policy> {
     let default = Policy::default();
+    let is_typo = |name: &String| {
+        name.starts_with("ATOM_PREFILL_DELAYER") && !Alignment::VARIABLES.contains(&name.as_str())
+    };
+    if let Some(name) = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).find(is_typo) {
+        bail!("{name} is not known; there are {}", Alignment::VARIABLES.join(", "));
+    }
     Ok(Policy {
         alignment: Alignment::parse(|name| std::env::var(name).ok())?,
         step_ms_max: Policy::step_ms_max_of(args.step_ms_max, lanes),
@@ -439,6 +462,8 @@ fn progress(ranks: usize) -> Arc<Progress> {
 const RESTARTS_MAX: u32 = 3;
 /// Hosts are started by hand or by a scheduler that may take its time.
 const MEET_WITHIN: Duration = Duration::from_secs(300);
+/// Of the weights, that hosts compare.
+const WEIGHT_BYTES_COMPARED: usize = 1 << 20;
 /// Looks at a peer's number before sleeping: some microseconds.
 const SPINS: u32 = 2000;
 /// The KV cache takes a quarter of what is free, but not more than this.
