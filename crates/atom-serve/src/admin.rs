@@ -2,6 +2,7 @@
 //! (crate::ServerOptions) is set. Each is a decision of the group, never of one lane.
 
 use crate::error::ApiError;
+use crate::fields::Fields;
 use crate::phase::Phase;
 use crate::server::Server;
 use crate::{body, status};
@@ -22,28 +23,45 @@ pub(crate) fn routes() -> Router<Arc<Server>> {
         .route("/admin/resume", post(resume))
         .route("/admin/drain", post(drain))
         .route("/admin/exit", post(exit))
-        .layer(from_fn(only_json))
+        .layer(from_fn(only_empty_json))
 }
 
-/// A page in the operator's browser can post anything but JSON to a server on the same machine.
-async fn only_json(request: Request<Body>, next: Next) -> Result<Response, ApiError> {
-    body::check_content_type(request.headers())?;
-    Ok(next.run(request).await)
+/// A page in the operator's browser can post anything but JSON to a server on the same machine. An order
+/// has no fields, so a body that says more than `{}` asks for something that would not happen.
+async fn only_empty_json(request: Request<Body>, next: Next) -> Result<Response, ApiError> {
+    let (head, body) = request.into_parts();
+    let mut whole = Request::new(body);
+    whole.headers_mut().clone_from(&head.headers);
+    let bytes = body::read(whole).await?;
+    if !bytes.is_empty() {
+        Fields::parse(&bytes)?.refuse_all()?;
+    }
+    Ok(next.run(Request::from_parts(head, Body::empty())).await)
 }
 
 /// `POST /admin/pause`: answers when no lane computes any more. Requests keep what they have; new ones
-/// are taken and wait.
+/// are taken and wait. A later order, of any client or host, ends the wait: this one will not come true.
 async fn pause(State(server): State<Arc<Server>>) -> Result<Response, ApiError> {
+    let is_leaving = || server.phases.now() >= Phase::Leaving;
+    if is_leaving() {
+        return Err(ApiError::PauseOvertaken);
+    }
     server.engine.pause();
     let at_rest = async {
-        while !server.engine.is_at_rest() {
+        loop {
+            if is_leaving() || !server.engine.is_pausing() {
+                return Err(ApiError::PauseOvertaken);
+            }
+            if server.engine.is_at_rest() {
+                return Ok(());
+            }
             // Steps take milliseconds, and nobody announces the end of one.
             tokio::time::sleep(LOOK_EVERY).await;
         }
     };
     tokio::time::timeout(REST_WITHIN, at_rest)
         .await
-        .map_err(|_| ApiError::NotAtRest { waited: REST_WITHIN })?;
+        .unwrap_or(Err(ApiError::NotAtRest { waited: REST_WITHIN }))?;
     Ok(state(&server))
 }
 
@@ -56,15 +74,12 @@ async fn resume(State(server): State<Arc<Server>>) -> Response {
 /// `POST /admin/drain`: refuses new requests from now on, for good; running ones go on.
 async fn drain(State(server): State<Arc<Server>>) -> Response {
     server.engine.drain();
-    if server.phases.now() == Phase::Serving {
-        server.phases.enter(Phase::Draining);
-    }
+    server.phases.enter_at_least(Phase::Draining);
     state(&server)
 }
 
-/// `POST /admin/exit`: as SIGTERM does. A paused engine goes on first: what was taken is answered.
+/// `POST /admin/exit`: as SIGTERM does. A paused engine goes on: what was taken is answered.
 async fn exit(State(server): State<Arc<Server>>) -> Response {
-    server.engine.resume();
     server.exit.notify_one();
     state(&server)
 }

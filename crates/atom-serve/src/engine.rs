@@ -31,6 +31,9 @@ pub trait Engine: Send + Sync + 'static {
     /// Takes no request from now on, for good.
     fn drain(&self);
 
+    /// True while the newest order that was heard, here or on another host, is to pause.
+    fn is_pausing(&self) -> bool;
+
     /// True when a pause is complete: no lane computes.
     fn is_at_rest(&self) -> bool;
 

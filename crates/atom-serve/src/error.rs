@@ -1,6 +1,6 @@
 //! Everything that is answered with an error, in the shape of the OpenAI API.
 
-use atom_base::SamplingError;
+use atom_base::{LaneId, SamplingError};
 use atom_engine::{EngineError, Refusal};
 use atom_text::TextError;
 use axum::body::Body;
@@ -70,6 +70,12 @@ pub(crate) enum ApiError {
     /// The tokenizer or the chat template.
     #[error(transparent)]
     Text(#[from] TextError),
+    /// Too many clients: the lane's queue is full. `asked`: the lane that the request named.
+    #[error(
+        "{waiting} requests are waiting for {}, the most that a lane queues; try again later",
+        asked.map_or_else(|| "the lane that this one was given to".into(), |lane| format!("lane {}", lane.0))
+    )]
+    LaneFull { waiting: usize, asked: Option<LaneId> },
     /// The engine doesn't take the request.
     #[error(transparent)]
     Refused(#[from] Refusal),
@@ -85,6 +91,9 @@ pub(crate) enum ApiError {
     /// A pause was ordered, and lanes still compute: a step takes longer than any should.
     #[error("the engine is told to pause but still computes after {waited:?}; see /health")]
     NotAtRest { waited: Duration },
+    /// Another operator's doing: what was ordered last holds.
+    #[error("the pause was overtaken: a resume or an exit came meanwhile, from another client or host")]
+    PauseOvertaken,
     /// A panic in a text thread: our bug.
     #[error("internal error: {0}")]
     Internal(String),
@@ -148,9 +157,11 @@ impl ApiError {
                     _ => class.param("messages"),
                 }
             }
+            Self::LaneFull { .. } => queue_full(),
             Self::Refused(refusal) => refusal_class(refusal),
             Self::Draining => ours(StatusCode::SERVICE_UNAVAILABLE).code("shutting_down"),
             Self::NotAtRest { .. } => ours(StatusCode::GATEWAY_TIMEOUT).code("not_at_rest"),
+            Self::PauseOvertaken => invalid(StatusCode::CONFLICT).code("pause_overtaken"),
             Self::Aborted => ours(StatusCode::SERVICE_UNAVAILABLE).code("aborted"),
             Self::Text(_) | Self::Engine(_) | Self::Internal(_) => ours(StatusCode::INTERNAL_SERVER_ERROR),
         }
@@ -181,13 +192,17 @@ fn refusal_class(refusal: &Refusal) -> Class {
         Refusal::TooLong { .. } | Refusal::NeverFits { .. } => bad.code("context_length_exceeded"),
         Refusal::UnknownToken { .. } => bad.code("invalid_value").param("prompt"),
         Refusal::NoSuchLane { .. } => bad.code("invalid_value").param("data_parallel_rank"),
-        Refusal::QueueFull { .. } => Class {
-            status: StatusCode::TOO_MANY_REQUESTS,
-            kind: "rate_limit_error",
-            code: Some("queue_full"),
-            param: None,
-        },
+        Refusal::QueueFull { .. } => queue_full(),
         Refusal::Closed(_) => ours(StatusCode::SERVICE_UNAVAILABLE).code("closed"),
+    }
+}
+
+fn queue_full() -> Class {
+    Class {
+        status: StatusCode::TOO_MANY_REQUESTS,
+        kind: "rate_limit_error",
+        code: Some("queue_full"),
+        param: None,
     }
 }
 

@@ -108,6 +108,14 @@ impl Fields {
         }
     }
 
+    /// Refuses every field, null or not: the body of an order, which has none.
+    pub(crate) fn refuse_all(self) -> Result<(), ApiError> {
+        match self.map.keys().next() {
+            Some(name) => Err(ApiError::UnknownField { name: self.name(name) }),
+            None => Ok(()),
+        }
+    }
+
     fn typed<T>(
         &mut self,
         name: &str,

@@ -6,7 +6,7 @@ use crate::params::Params;
 use crate::phase::Running;
 use crate::server::Server;
 use atom_base::{SamplingParams, StopParams, TokenId};
-use atom_engine::Request;
+use atom_engine::{Refusal, Request};
 use atom_telemetry::InFlight;
 use atom_text::{Detokenizer, Tokenizer};
 use serde_json::{Value, json};
@@ -67,7 +67,12 @@ impl Generation {
             let meter = Meter { metrics: server.metrics.clone(), arrived, last_token: None };
             let scored = request.sampling.prompt_logprobs.is_some();
             let with_entries = request.sampling.logprobs.is_some();
-            let events = server.engine.submit(request)?;
+            let asked = request.lane;
+            let events = server.engine.submit(request).map_err(|refusal| match refusal {
+                // Each lane has a queue of its own; the engine doesn't say that the client chose which.
+                Refusal::QueueFull { waiting } => ApiError::LaneFull { waiting, asked },
+                other => other.into(),
+            })?;
             let mut choice =
                 Choice::new(index as u32, events, prompt.tokens.len(), text, with_entries, meter);
             if let Some(echo) = &prompt.echo {

@@ -16,6 +16,8 @@ pub(crate) enum Phase {
     Serving,
     /// Running requests go on; new ones are refused and `/health` is red.
     Draining,
+    /// As before, and the process ends with the last of them: no pause may hold them up.
+    Leaving,
     /// Running requests end with an error now.
     Cut,
     /// Connections close as soon as what was answered has left.
@@ -39,6 +41,11 @@ impl Phases {
             assert!(*now <= phase, "the server went from {now:?} back to {phase:?}");
             *now = phase;
         });
+    }
+
+    /// Moves on to `phase`, or stays where it is if that is further.
+    pub(crate) fn enter_at_least(&self, phase: Phase) {
+        self.phase.send_modify(|now| *now = phase.max(*now));
     }
 
     pub(crate) fn now(&self) -> Phase {

@@ -62,10 +62,10 @@ async fn drain(server: &Server, shutdown: impl Future<Output = ()>) -> Drained {
         () = shutdown => {}
         () = server.exit.notified() => tracing::info!("told to exit over HTTP"),
     }
-    server.phases.enter(Phase::Draining);
+    server.phases.enter(Phase::Leaving);
     let running = server.phases.running();
     tracing::info!(running, "draining for at most {:?}", server.options.drain);
-    let in_time = timeout(server.options.drain, server.phases.idle()).await.is_ok();
+    let in_time = timeout(server.options.drain, finish(server)).await.is_ok();
     let cut = if in_time { 0 } else { server.phases.running() };
     if cut > 0 {
         tracing::warn!(cut, "requests are aborted: the drain's time is over");
@@ -74,6 +74,26 @@ async fn drain(server: &Server, shutdown: impl Future<Output = ()>) -> Drained {
         let _ = timeout(FLUSH, server.phases.idle()).await;
     }
     Drained { cut }
+}
+
+/// Waits until every request has its answer. A pause would keep them from it, whoever ordered it: before
+/// this server was told to leave, or meanwhile of another host. So it is ended whenever it is seen.
+async fn finish(server: &Server) {
+    let go_on = async {
+        loop {
+            if server.engine.is_pausing() {
+                tracing::info!("the pause ends: the server is leaving");
+                server.engine.resume();
+            }
+            sleep(PAUSE_LOOK_EVERY).await;
+        }
+    };
+    tokio::select! {
+        // In this order: other hosts of a paused group have requests too when this one has none.
+        biased;
+        () = go_on => {}
+        () = server.phases.idle() => {}
+    }
 }
 
 /// Lets answers that are complete leave, and closes.
@@ -149,5 +169,8 @@ const HEAD_PATIENCE: Duration = Duration::from_secs(75);
 
 /// Time for the last bytes to leave once nothing runs any more.
 const FLUSH: Duration = Duration::from_secs(2);
+
+/// How long another host's pause may hold up the requests of a server that leaves.
+const PAUSE_LOOK_EVERY: Duration = Duration::from_millis(100);
 
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

@@ -61,6 +61,10 @@ impl Engine for HostEngine {
         self.0.drain();
     }
 
+    fn is_pausing(&self) -> bool {
+        self.0.health().paused
+    }
+
     fn is_at_rest(&self) -> bool {
         self.0.is_at_rest()
     }

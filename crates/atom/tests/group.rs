@@ -128,6 +128,42 @@ fn b_82_a_burst_of_64_equal_requests_gives_16_to_each_of_4_lanes() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
+/// A paused group of two processes, one of which gets SIGTERM: everybody is answered, and both end well.
+#[test]
+fn a_sigterm_during_a_pause_cuts_nobody_on_any_host() {
+    let folder = mixture_without_weights("sigterm");
+    let master = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let start = |node: &'static str| {
+        let (master, folder) = (master.clone(), folder.clone());
+        std::thread::spawn(move || {
+            let hosts = ["--nodes", "2", "--master", &master, "--node-rank", node];
+            Server::start_model(&folder, &[&DEP4[..], &hosts].concat())
+        })
+    };
+    let servers = [start("0"), start("1")].map(|server| server.join().unwrap());
+    assert_eq!(servers[1].post("/admin/pause", &json!({})).0, 200);
+    std::thread::scope(|scope| {
+        for server in &servers {
+            scope.spawn(|| {
+                let body = json!({"prompt": "a question", "max_tokens": 20, "ignore_eos": true});
+                let (status, text) = server.post("/v1/completions", &body);
+                assert_eq!(status, 200, "{text}");
+                let answer: Value = serde_json::from_str(&text).unwrap();
+                assert_eq!(answer["usage"]["completion_tokens"], 20, "{text}");
+            });
+            let start = std::time::Instant::now();
+            while server.metric("atom_num_requests_waiting") < 1.0 {
+                assert!(start.elapsed().as_secs() < 60, "it never came");
+            }
+        }
+        servers[0].terminate();
+    });
+    for mut server in servers {
+        assert!(server.child.wait().unwrap().success(), "a clean end");
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
 /// Shares of padding are a histogram for each lane, and causes of eager steps have names.
 #[test]
 fn waste_can_be_read_from_metrics() {

@@ -23,6 +23,8 @@ pub(crate) enum Play {
     Say(Event),
     /// Waits until the test opens the gate once.
     Gate,
+    /// Waits while the engine is paused.
+    Rest,
     /// Goes away without a terminal event. A script that just ends keeps the request open.
     Vanish,
 }
@@ -40,7 +42,9 @@ pub(crate) struct Fake {
     refusal: Mutex<Option<(usize, Refusal)>>,
     pub(crate) condition: Mutex<Condition>,
     /// What it was last told.
-    pub(crate) paused: AtomicBool,
+    pub(crate) paused: watch::Sender<bool>,
+    /// In the middle of a step that does not end.
+    pub(crate) busy: AtomicBool,
     pub(crate) drained: AtomicBool,
     /// Ids of aborted requests.
     aborted: watch::Sender<Vec<RequestId>>,
@@ -72,7 +76,8 @@ impl Fake {
             taken: Mutex::default(),
             refusal: Mutex::default(),
             condition: Mutex::new(Condition::Ready),
-            paused: AtomicBool::new(false),
+            paused: watch::Sender::new(false),
+            busy: AtomicBool::new(false),
             drained: AtomicBool::new(false),
             aborted: watch::Sender::new(Vec::new()),
             played: Arc::new(watch::Sender::new(0)),
@@ -109,6 +114,7 @@ impl Fake {
         script: Vec<Play>,
         sender: EventSender,
         gate: Arc<Semaphore>,
+        mut paused: watch::Receiver<bool>,
         played: Arc<watch::Sender<usize>>,
     ) {
         let mut stays = true;
@@ -118,6 +124,7 @@ impl Fake {
                     sender.send(event);
                 }
                 Play::Gate => gate.acquire().await.unwrap().forget(),
+                Play::Rest => drop(paused.wait_for(|paused| !paused).await.unwrap()),
                 Play::Vanish => stays = false,
             }
         }
@@ -146,7 +153,8 @@ impl Engine for Fake {
         let (id, aborted) = (request.id, self.aborted.clone());
         let (sender, stream) = EventStream::new(move || aborted.send_modify(|ids| ids.push(id)));
         let script = (self.script)(&request);
-        tokio::spawn(Self::play(script, sender, self.gate.clone(), self.played.clone()));
+        let paused = self.paused.subscribe();
+        tokio::spawn(Self::play(script, sender, self.gate.clone(), paused, self.played.clone()));
         taken.push(request);
         Ok(stream)
     }
@@ -156,7 +164,7 @@ impl Engine for Fake {
     }
 
     fn pause(&self) {
-        self.paused.store(true, Ordering::SeqCst);
+        self.paused.send_replace(true);
     }
 
     fn drain(&self) {
@@ -164,11 +172,15 @@ impl Engine for Fake {
     }
 
     fn resume(&self) {
-        self.paused.store(false, Ordering::SeqCst);
+        self.paused.send_replace(false);
+    }
+
+    fn is_pausing(&self) -> bool {
+        *self.paused.borrow()
     }
 
     fn is_at_rest(&self) -> bool {
-        self.paused.load(Ordering::SeqCst)
+        self.is_pausing() && !self.busy.load(Ordering::SeqCst)
     }
 
     fn write_metrics(&self, out: &mut String) {

@@ -66,6 +66,23 @@ async fn a_full_queue_is_a_429_that_says_when_and_takes_back_what_was_taken() {
 }
 
 #[tokio::test]
+async fn a_full_queue_is_a_lanes_and_names_the_one_that_was_asked_for() {
+    let site = Site::start(gated).await;
+    site.fake.refuse_after(0, Refusal::QueueFull { waiting: 3 });
+    let cases = [
+        (json!({"prompt": "x", "data_parallel_rank": 1}), "waiting for lane 1, the most that a lane queues"),
+        (
+            json!({"prompt": "x"}),
+            "waiting for the lane that this one was given to, the most that a lane queues",
+        ),
+    ];
+    for (body, words) in cases {
+        let error = site.post("/v1/completions", &body).await.error();
+        assert!(error["message"].as_str().unwrap().contains(words), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn an_engine_that_is_closed_is_a_503_with_its_reason() {
     let site = Site::start(gated).await;
     site.fake.refuse_after(0, Refusal::Closed("rank 2 has failed".into()));

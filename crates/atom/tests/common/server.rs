@@ -97,9 +97,14 @@ impl Server {
         lines.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect()
     }
 
-    pub(crate) fn stop(mut self) {
+    /// Sends SIGTERM.
+    pub(crate) fn terminate(&self) {
         let kill = Command::new("kill").arg("-TERM").arg(self.child.id().to_string()).status().unwrap();
         assert!(kill.success());
+    }
+
+    pub(crate) fn stop(mut self) {
+        self.terminate();
         assert!(self.child.wait().unwrap().success(), "a clean end after SIGTERM");
     }
 }
