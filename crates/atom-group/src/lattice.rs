@@ -265,7 +265,9 @@ fn lower(possible: u32) -> String {
     if possible == 0 {
         String::new()
     } else {
-        format!("lower it to {possible} (--max-num-batched-tokens, and --max-num-seqs where that is more), or ")
+        format!(
+            "lower it to {possible} (--max-num-batched-tokens, and --max-num-seqs where that is more), or "
+        )
     }
 }
 

@@ -298,9 +298,8 @@ impl Supervisor {
         let nodes = self.starter.config.link.as_ref().map_or(1, |link| link.nodes());
         let lanes = node * mesh.lanes() / nodes..(node + 1) * mesh.lanes() / nodes;
         let seats = mesh.seats().filter(|seat| lanes.contains(&usize::from(seat.lane.0)));
-        let name = |seat: Seat| {
-            format!("rank {} at step {}", seat.rank, form.exchange.step_of(seat.lane_in_group))
-        };
+        let name =
+            |seat: Seat| format!("rank {} at step {}", seat.rank, form.exchange.step_of(seat.lane_in_group));
         format!(" ({})", seats.map(name).collect::<Vec<_>>().join(", "))
     }
 
