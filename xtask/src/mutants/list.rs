@@ -293,8 +293,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "early-return-around-a-collective",
         file: "crates/atom-rank/src/lane.rs",
-        find: "        let results = self.device.finish(post.plan.out.len())?;\n",
-        replace: "        let Ok(results) = self.device.finish(post.plan.out.len()) else { return Ok(()) };\n",
+        find: "        self.last_signature = self.device.launch(bucket, &post.plan, &post.group_rows, patience)?;\n",
+        replace: concat!(
+            "        let Ok(signature) = self.device.launch(bucket, &post.plan, &post.group_rows, patience) else {\n",
+            "            return Ok(());\n",
+            "        };\n",
+            "        self.last_signature = signature;\n",
+        ),
         test: Test {
             package: "atom-rank",
             target: "faults",
