@@ -293,12 +293,11 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "early-return-around-a-collective",
         file: "crates/atom-rank/src/lane.rs",
-        find: "        self.last_signature = self.device.launch(bucket, &post.plan, &post.group_rows, patience)?;\n",
+        find: "                    self.replay(bucket, grants)?;\n",
         replace: concat!(
-            "        let Ok(signature) = self.device.launch(bucket, &post.plan, &post.group_rows, patience) else {\n",
-            "            return Ok(());\n",
-            "        };\n",
-            "        self.last_signature = signature;\n",
+            "                    if self.replay(bucket, grants).is_err() {\n",
+            "                        return Ok(());\n",
+            "                    }\n",
         ),
         test: Test {
             package: "atom-rank",
