@@ -71,8 +71,8 @@ fn expect_refusal((status, body): &(u16, String)) {
 
 #[test]
 fn a_client_that_goes_away_frees_its_request() {
-    let server = Server::start(&[]);
-    let body = json!({"prompt": "Once upon a time", "max_tokens": 900, "stream": true, "ignore_eos": true})
+    let server = Server::start_model(&model::smollm2(), &["--max-model-len", "2800"]);
+    let body = json!({"prompt": "Once upon a time", "max_tokens": 2700, "stream": true, "ignore_eos": true})
         .to_string();
     let mut socket = TcpStream::connect(&server.address).unwrap();
     let head = format!(
@@ -85,11 +85,11 @@ fn a_client_that_goes_away_frees_its_request() {
     let text = lines.find(|line| line.as_ref().unwrap().contains("\"text\":"));
     assert!(text.is_some(), "the answer has begun");
     drop(lines);
-    assert!(server.metric("atom_num_requests_running") > 0.0);
     drop(socket);
-    // It would run for seconds otherwise; each look takes a millisecond.
-    let gone = (0..2000).any(|_| server.metric("atom_num_requests_running") == 0.0);
-    assert!(gone, "the request still runs");
+    // It ends in any case: what counts is that it didn't write all it was asked for, however slow we look.
+    while server.metric("atom_num_requests_running") > 0.0 {}
+    let written = server.metric("atom_generation_tokens_total");
+    assert!((1.0..2700.0).contains(&written), "{written} tokens for nobody");
     assert_eq!(server.metric("atom_kv_pages_held"), 0.0);
     server.stop();
 }
