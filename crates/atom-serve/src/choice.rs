@@ -70,6 +70,8 @@ pub(crate) struct TextEnd {
     pub(crate) detokenizer: Detokenizer,
     pub(crate) stops: StopStrings,
     pub(crate) parser: AnswerParser,
+    /// Calls at the most; the answer ends before one more.
+    pub(crate) calls_max: u32,
     /// Characters decoded so far, those of an echoed prompt included: where the next token begins.
     pub(crate) offset: usize,
 }
@@ -194,8 +196,18 @@ impl Choice {
             self.text.parser.finish(&mut parts);
             self.ready.finish = Some(self.stopped(Finish::StopString(stop)));
         }
+        let cut = self.cut_calls(&mut parts);
         self.ready.extend(parts);
-        matched.is_some()
+        matched.is_some() || cut
+    }
+
+    /// Ends the answer before a call that is one too many; true if there was one.
+    fn cut_calls(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
+        let is_over = |part: &AnswerPart| matches!(part, AnswerPart::Call { index, .. } if *index >= self.text.calls_max);
+        let Some(at) = parts.iter().position(is_over) else { return false };
+        parts.truncate(at);
+        self.ready.finish = Some(Finish::ToolCalls);
+        true
     }
 
     /// What was held back comes out. The end of a character that never came may complete a stop string.
@@ -207,8 +219,10 @@ impl Choice {
         parser.push(stopped.text, &mut parts);
         parser.push(stops.finish(), &mut parts);
         parser.finish(&mut parts);
+        let cut = self.cut_calls(&mut parts);
         self.ready.extend(parts);
         match (reason, matched) {
+            _ if cut => {}
             // We drop the stream when we abort, so this is the engine's own doing.
             (FinishReason::Aborted, _) => self.failure = Some(ApiError::Aborted),
             (_, Some(stop)) => self.ready.finish = Some(self.stopped(Finish::StopString(stop))),

@@ -24,6 +24,8 @@ pub(crate) struct Work {
     pub(crate) session: Option<u64>,
     /// How the text of an answer is taken apart: a fresh parser, to be cloned for each choice.
     pub(crate) parser: AnswerParser,
+    /// Calls in an answer at the most; it ends before one more.
+    pub(crate) calls_max: u32,
 }
 
 /// Tokens to continue.
@@ -65,6 +67,7 @@ impl Generation {
                 detokenizer: Detokenizer::new(server.text.tokenizer.clone(), true),
                 stops: work.params.stops.clone(),
                 parser: work.parser.clone(),
+                calls_max: work.calls_max,
                 offset: 0,
             };
             let meter = Meter { metrics: server.metrics.clone(), arrived, last_token: None };

@@ -32,7 +32,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     options.admin = args.enable_admin;
     options.drain = Duration::from_secs(args.drain_seconds);
     let model = options.model.clone();
-    let text = TextModel { tokenizer: text.tokenizer, template: text.template };
+    let text = TextModel::new(text.tokenizer, text.template);
     let server = Server::new(Arc::new(HostEngine(Arc::clone(&host))), text, options);
     let outcome = runtime.block_on(async {
         let shown = listener.local_addr().context("the listener's address")?;

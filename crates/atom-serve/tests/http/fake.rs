@@ -263,7 +263,7 @@ pub(crate) fn text_model() -> TextModel {
     let source = TokenizerSource::Gguf(vocabulary);
     let tokenizer = Arc::new(Tokenizer::load(&source).unwrap());
     let template = ChatTemplate::load(&source, &tokenizer, None).unwrap();
-    TextModel { tokenizer, template }
+    TextModel::new(tokenizer, template)
 }
 
 const TEMPLATE: &str = "{% for m in messages %}\
