@@ -111,6 +111,10 @@ pub(crate) enum ApiError {
     Internal(String),
 }
 
+/// An error's message, kept beside its response for APIs that put it in another shape.
+#[derive(Clone, Debug)]
+pub(crate) struct Words(pub(crate) String);
+
 /// What kind of error a client sees: status, `type`, `code`, `param`.
 struct Class {
     status: StatusCode,
@@ -124,6 +128,11 @@ impl ApiError {
     pub(crate) fn body(&self) -> Value {
         let Class { kind, code, param, .. } = self.class();
         json!({"error": {"message": self.to_string(), "type": kind, "param": param, "code": code}})
+    }
+
+    /// The status of its response.
+    pub(crate) fn status(&self) -> StatusCode {
+        self.class().status
     }
 
     fn class(&self) -> Class {
@@ -188,6 +197,7 @@ impl IntoResponse for ApiError {
         }
         let mut response = Response::new(Body::from(self.body().to_string()));
         *response.status_mut() = class.status;
+        response.extensions_mut().insert(Words(self.to_string()));
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if matches!(class.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {

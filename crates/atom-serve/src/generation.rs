@@ -136,6 +136,7 @@ impl Generation {
             prompt: firsts().map(|choice| choice.prompt_tokens).sum(),
             cached: firsts().map(|choice| choice.cached_tokens).sum(),
             generated: self.choices.iter().map(|choice| choice.generated_tokens).sum(),
+            reasoning: self.choices.iter().map(|choice| choice.reasoning_tokens).sum(),
         }
     }
 }

@@ -31,15 +31,19 @@ mod engine;
 mod error;
 mod fields;
 mod generation;
+mod messages;
 mod params;
 mod phase;
 mod prompt;
+mod responses;
 mod routes;
 mod serve;
 mod server;
 mod shape;
 mod status;
 mod stream;
+#[cfg(test)]
+mod testing;
 mod text;
 
 pub use engine::{Condition, Engine, EventSender, EventStream, Health, LaneHealth, RequestIds};

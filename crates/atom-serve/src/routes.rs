@@ -6,7 +6,7 @@ use crate::phase::Phase;
 use crate::server::Server;
 use crate::shape::Shape;
 use crate::stream::SseBody;
-use crate::{admin, body, chat, completions, status};
+use crate::{admin, body, chat, completions, messages, responses, status};
 use atom_telemetry::Endpoint;
 use axum::body::Body;
 use axum::extract::State;
@@ -25,6 +25,9 @@ pub fn router(server: Arc<Server>) -> Router {
         .merge(admin)
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/completions", post(plain_completions))
+        .route("/v1/responses", post(responses))
+        .route("/v1/messages", post(messages))
+        .route("/v1/messages/count_tokens", post(count_tokens))
         .route("/v1/models", get(status::models))
         .route("/v1/models/{*name}", get(status::model))
         .route("/health", get(status::health))
@@ -45,6 +48,23 @@ async fn chat_completions(State(server): State<Arc<Server>>, request: Request<Bo
 
 async fn plain_completions(State(server): State<Arc<Server>>, request: Request<Body>) -> Response {
     generate(server, request, completions::read).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn responses(State(server): State<Arc<Server>>, request: Request<Body>) -> Response {
+    generate(server, request, responses::read).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn messages(State(server): State<Arc<Server>>, request: Request<Body>) -> Response {
+    generate(server, request, messages::read).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn count_tokens(State(server): State<Arc<Server>>, request: Request<Body>) -> Response {
+    let counted = async {
+        let _running = server.phases.begin().ok_or(ApiError::Draining)?;
+        let bytes = body::read(request).await?;
+        server.on_text_thread(move |server| messages::count(server, &bytes)).await
+    };
+    counted.await.map_or_else(IntoResponse::into_response, status::json)
 }
 
 /// Bytes to work; runs on a text thread.
@@ -115,6 +135,9 @@ async fn observe(State(server): State<Arc<Server>>, request: Request<Body>, next
     let status = response.status().as_u16();
     tracing::debug!(status, id = ?id, "{line}");
     server.metrics.responded(endpoint, status);
+    if matches!(endpoint, Endpoint::Messages | Endpoint::CountTokens) {
+        messages::reshape(&mut response, &id);
+    }
     response.headers_mut().insert(REQUEST_ID, id);
     response
 }
@@ -139,6 +162,9 @@ fn endpoint(path: &str) -> Endpoint {
     match path {
         "/v1/chat/completions" => Endpoint::Chat,
         "/v1/completions" => Endpoint::Completions,
+        "/v1/responses" => Endpoint::Responses,
+        "/v1/messages" => Endpoint::Messages,
+        "/v1/messages/count_tokens" => Endpoint::CountTokens,
         "/metrics" => Endpoint::Metrics,
         "/health" | "/health/live" | "/health/ready" | "/ping" => Endpoint::Health,
         _ if path == "/v1/models" || path.starts_with("/v1/models/") => Endpoint::Models,
@@ -155,5 +181,6 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const SESSION_ID: HeaderName = HeaderName::from_static("x-session-id");
 const REQUEST_ID_BYTES_MAX: usize = 128;
 const SHOWN_CHARS_MAX: usize = 128;
-const KNOWN_PATHS: &str = "/v1/chat/completions, /v1/completions, /v1/models, /health, /health/live, \
+const KNOWN_PATHS: &str = "/v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, \
+    /v1/messages/count_tokens, /v1/models, /health, /health/live, \
     /health/ready, /metrics, /version and /ping";

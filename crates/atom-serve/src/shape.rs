@@ -25,7 +25,7 @@ pub(crate) trait Shape: Send + Unpin + 'static {
 
     /// The last event of a stream that failed. No [`end`](Self::end) follows, so that nobody takes a part
     /// for the whole.
-    fn failed(&self, error: &ApiError, out: &mut String) {
+    fn failed(&mut self, error: &ApiError, out: &mut String) {
         push_event(out, &error.body());
     }
 
@@ -45,6 +45,8 @@ pub(crate) struct Usage {
     /// Of the prompt's, those that were found in the cache.
     pub(crate) cached: usize,
     pub(crate) generated: usize,
+    /// Of the generated ones, those with which the model thought.
+    pub(crate) reasoning: usize,
 }
 
 impl Usage {
@@ -85,6 +87,11 @@ pub(crate) fn push_end(
 /// JSON has no raw line breaks, so an event's data is one line.
 pub(crate) fn push_event(out: &mut String, data: &Value) {
     write!(out, "data: {data}\n\n").expect("writing to a String can't fail");
+}
+
+/// An event with a name of its own, as the younger APIs have them.
+pub(crate) fn push_named_event(out: &mut String, name: &str, data: &Value) {
+    write!(out, "event: {name}\ndata: {data}\n\n").expect("writing to a String can't fail");
 }
 
 /// What is the same in every object of one answer.

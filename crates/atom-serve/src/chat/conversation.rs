@@ -22,6 +22,8 @@ pub(crate) struct Conversation {
     pub(crate) variables: Variables,
     /// The prompt ends with the beginning of the assistant's answer.
     pub(crate) add_generation_prompt: bool,
+    /// Text of the answer that the client wrote itself, for the model to go on from.
+    pub(crate) beginning: Option<String>,
 }
 
 impl Conversation {
@@ -32,13 +34,15 @@ impl Conversation {
         if tools.is_some() {
             text.check_tools()?;
         }
-        Ok(text.template.render(&TemplateInput {
+        let mut rendered = text.template.render(&TemplateInput {
             messages: &self.history.for_template(text.call_style()),
             tools: tools.as_ref(),
             add_generation_prompt: self.add_generation_prompt,
             kwargs: self.variables.as_map(),
             now_unix_s: unix_s() as i64,
-        })?)
+        })?;
+        rendered.push_str(self.beginning.as_deref().unwrap_or_default());
+        Ok(rendered)
     }
 
     /// The request for the engine. Runs on a text thread.

@@ -10,6 +10,8 @@ mod client;
 mod equality;
 mod fake;
 mod lifecycle;
+mod messages;
+mod responses;
 mod scoring;
 mod status;
 mod streams;
