@@ -62,6 +62,7 @@ pub(crate) struct Choice {
     pub(crate) prompt_tokens: usize,
     pub(crate) cached_tokens: usize,
     pub(crate) generated_tokens: usize,
+    pub(crate) reasoning_tokens: usize,
     meter: Meter,
 }
 
@@ -113,6 +114,7 @@ impl Choice {
             prompt_tokens,
             cached_tokens: 0,
             generated_tokens: 0,
+            reasoning_tokens: 0,
             meter,
         }
     }
@@ -182,6 +184,7 @@ impl Choice {
     /// True when a stop string is complete: the text ends before it.
     fn push_token(&mut self, scored: ScoredToken) -> bool {
         self.generated_tokens += 1;
+        self.reasoning_tokens += usize::from(self.text.parser.is_reasoning());
         if self.with_entries {
             let entry = Entry { token: scored.token, score: Some(scored), offset: self.text.offset };
             self.ready.entries.push(entry);

@@ -6,10 +6,13 @@
 mod admin;
 mod answers;
 mod bad_input;
+mod bad_tools;
 mod client;
 mod equality;
 mod fake;
 mod lifecycle;
+mod parts;
 mod scoring;
 mod status;
 mod streams;
+mod tools;
