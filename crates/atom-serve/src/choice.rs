@@ -62,11 +62,7 @@ pub(crate) struct Choice {
     pub(crate) prompt_tokens: usize,
     pub(crate) cached_tokens: usize,
     pub(crate) generated_tokens: usize,
-    /// Of these, the ones with which the model thought. A token that is held back counts with the text
-    /// before it.
     pub(crate) reasoning_tokens: usize,
-    /// What became sure last is reasoning.
-    is_reasoning: bool,
     meter: Meter,
 }
 
@@ -119,7 +115,6 @@ impl Choice {
             cached_tokens: 0,
             generated_tokens: 0,
             reasoning_tokens: 0,
-            is_reasoning: false,
             meter,
         }
     }
@@ -189,6 +184,7 @@ impl Choice {
     /// True when a stop string is complete: the text ends before it.
     fn push_token(&mut self, scored: ScoredToken) -> bool {
         self.generated_tokens += 1;
+        self.reasoning_tokens += usize::from(self.text.parser.is_reasoning());
         if self.with_entries {
             let entry = Entry { token: scored.token, score: Some(scored), offset: self.text.offset };
             self.ready.entries.push(entry);
@@ -198,10 +194,6 @@ impl Choice {
         let stopped = self.text.stops.push(delta);
         let mut parts = Vec::new();
         self.text.parser.push(stopped.text, &mut parts);
-        if let Some(last) = parts.last() {
-            self.is_reasoning = matches!(last, AnswerPart::Reasoning(_));
-        }
-        self.reasoning_tokens += usize::from(self.is_reasoning);
         let matched = stopped.matched;
         if let Some(stop) = matched {
             self.text.parser.finish(&mut parts);

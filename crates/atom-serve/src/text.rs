@@ -2,27 +2,31 @@
 
 use crate::chat::history::{CallStyle, History, PastCall, Turn};
 use crate::error::ApiError;
-use atom_text::{AnswerParser, ChatTemplate, TemplateInput, Tokenizer, Tool};
+use atom_text::{
+    AnswerParser, AnswerStart, ChatTemplate, Detokenizer, Dialect, TemplateInput, Tokenizer, Tool,
+};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// A model's tokenizer and chat template, and what follows from them.
+/// A model's tokenizer, chat template and dialect, and what follows from them.
 #[derive(Debug)]
 pub struct TextModel {
     /// Between text and tokens.
     pub tokenizer: Arc<Tokenizer>,
     /// Of a checkpoint without one, chat requests are refused.
     pub template: ChatTemplate,
+    /// How the model marks reasoning and calls.
+    pub dialect: Dialect,
     shows_tools: bool,
     call_style: CallStyle,
 }
 
 impl TextModel {
     /// Puts them together, and finds out by rendering a few messages how the template writes tools.
-    pub fn new(tokenizer: Arc<Tokenizer>, template: ChatTemplate) -> Self {
+    pub fn new(tokenizer: Arc<Tokenizer>, template: ChatTemplate, dialect: Dialect) -> Self {
         let shows_tools = shows_tools(&template);
         let call_style = call_style(&template);
-        Self { tokenizer, template, shows_tools, call_style }
+        Self { tokenizer, template, dialect, shows_tools, call_style }
     }
 
     /// How the template wants the calls of earlier turns.
@@ -39,14 +43,53 @@ impl TextModel {
                  --chat-template FILE",
             );
         }
-        refuse(
-            "how this model writes calls isn't known; the server can be told at start, --tool-call-parser NAME",
-        )
+        if self.dialect.tools.is_none() {
+            return refuse(
+                "how this model writes calls isn't known; the server can be told at start, --tool-call-parser NAME",
+            );
+        }
+        Ok(())
     }
 
-    /// What takes the answer to this prompt apart.
-    pub(crate) fn parser(&self, _prompt: &str, _tools: Arc<[Tool]>) -> AnswerParser {
-        AnswerParser::plain()
+    /// How to read answers to this prompt. Without tools nothing in them is a call.
+    pub(crate) fn reading(&self, prompt: &str, tools: Arc<[Tool]>, calls_max: u32) -> Reading {
+        let format = self.dialect.tools.filter(|_| !tools.is_empty());
+        let dialect = Dialect { tools: format, ..self.dialect };
+        Reading { dialect, start: dialect.start(prompt), tools, calls_max }
+    }
+}
+
+/// How the text of answers is taken apart: the same for all choices of a request.
+#[derive(Clone, Debug)]
+pub(crate) struct Reading {
+    dialect: Dialect,
+    /// Where the prompt left the model.
+    start: AnswerStart,
+    tools: Arc<[Tool]>,
+    /// Calls in an answer at the most; it ends before one more.
+    pub(crate) calls_max: u32,
+}
+
+impl Reading {
+    /// Everything is content.
+    pub(crate) fn plain() -> Self {
+        let (dialect, start) = (Dialect::default(), AnswerStart::Content);
+        Self { dialect, start, tools: Arc::default(), calls_max: u32::MAX }
+    }
+
+    /// A parser for one choice.
+    pub(crate) fn parser(&self) -> AnswerParser {
+        AnswerParser::new(self.dialect, self.start, self.tools.clone())
+    }
+
+    /// A detokenizer for one choice: it leaves special tokens out but for those that the parser looks for.
+    pub(crate) fn detokenizer(&self, tokenizer: Arc<Tokenizer>) -> Detokenizer {
+        Detokenizer::new(tokenizer, true).showing(&self.dialect.markers())
+    }
+
+    /// True if reasoning is told apart.
+    pub(crate) fn knows_reasoning(&self) -> bool {
+        self.dialect.reasoning.is_some()
     }
 }
 

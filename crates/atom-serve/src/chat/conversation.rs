@@ -54,14 +54,10 @@ impl Conversation {
             Some(max_tokens) => max_tokens,
             None => room(server, tokens.len())?,
         };
-        let parser = server.text.parser(&rendered, self.tools.offered());
-        let mut work = Work {
-            params,
-            prompts: vec![Prompt { tokens, max_tokens, echo: None }],
-            session: None,
-            parser,
-            calls_max: if self.tools.is_parallel() { u32::MAX } else { 1 },
-        };
+        let calls_max = if self.tools.is_parallel() { u32::MAX } else { 1 };
+        let reading = server.text.reading(&rendered, self.tools.offered(), calls_max);
+        let mut work =
+            Work { params, prompts: vec![Prompt { tokens, max_tokens, echo: None }], session: None, reading };
         constrain_calls(&mut work, &self.tools)?;
         Ok(work)
     }

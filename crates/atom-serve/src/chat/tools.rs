@@ -66,8 +66,8 @@ impl Tools {
         let items = fields.list("tools")?.unwrap_or_default();
         let mut list = ToolList::default();
         for (at, item) in items.into_iter().enumerate() {
-            let place = format!("tools[{at}]");
-            list.push(&place, read_tool(&place, item)?)?;
+            let tool = read_tool(&format!("tools[{at}]"), item)?;
+            list.push(&format!("tools[{at}].function"), tool)?;
         }
         let parallel = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
         let (choice, choice_field) = read_choice(fields)?;
@@ -110,7 +110,7 @@ impl Tools {
 }
 
 impl ToolList {
-    /// Adds the tool that the client put at `place` (like `tools[2]`).
+    /// Adds the tool whose name the client put at `place` (like `tools[2].function`).
     pub(crate) fn push(&mut self, place: &str, tool: Tool) -> Result<(), ApiError> {
         let name = format!("{place}.name");
         if !is_tool_name(&tool.name) {

@@ -7,9 +7,9 @@ use crate::generation::{Prompt, Work};
 use crate::params::{Params, refuse_conversation, token_id};
 use crate::prompt::encode;
 use crate::server::Server;
+use crate::text::Reading;
 use atom_base::TokenId;
 use atom_base::limits::{PROMPTS_MAX, TOP_LOGPROBS_MAX};
-use atom_text::AnswerParser;
 use serde_json::{Value, json};
 
 /// Reads a body and turns its prompts into tokens. Runs on a text thread.
@@ -46,7 +46,7 @@ pub(crate) fn read(server: &Server, body: &[u8]) -> Result<(Work, CompletionShap
         })
         .collect::<Result<_, ApiError>>()?;
     let shape = CompletionShape::new(server, &params);
-    Ok((Work { params, prompts, session: None, parser: AnswerParser::plain(), calls_max: u32::MAX }, shape))
+    Ok((Work { params, prompts, session: None, reading: Reading::plain() }, shape))
 }
 
 enum RawPrompt {

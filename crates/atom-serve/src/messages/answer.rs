@@ -190,13 +190,16 @@ fn delta_json(delta: &Delta<'_>) -> Value {
 /// The three kinds of input tokens add up to the prompt. Nothing is paid for writing into the cache, so
 /// no tokens are of that kind.
 fn usage_json(usage: &Usage) -> Value {
-    json!({
+    let mut json = json!({
         "input_tokens": usage.prompt - usage.cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached,
         "output_tokens": usage.generated,
-        "output_tokens_details": {"thinking_tokens": usage.reasoning},
-    })
+    });
+    if let Some(reasoning) = usage.reasoning {
+        json["output_tokens_details"] = json!({"thinking_tokens": reasoning});
+    }
+    json
 }
 
 const PING: &str = "event: ping\ndata: {\"type\":\"ping\"}\n\n";

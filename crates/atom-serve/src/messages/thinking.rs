@@ -25,7 +25,10 @@ pub(super) fn read(
             let thinking = match kind.as_str() {
                 "enabled" => {
                     read_budget(&mut inner, max_tokens)?;
-                    variables.think(template, true, "thinking")?;
+                    // A model that has no switch and thinks, thinks always.
+                    if Variables::has_switch(template) || server.text.dialect.reasoning.is_none() {
+                        variables.think(template, true, "thinking")?;
+                    }
                     Thinking::Shown
                 }
                 "adaptive" => {

@@ -128,7 +128,7 @@ fn usage_json(usage: &Usage) -> Value {
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
         "output_tokens": usage.generated,
-        "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning.unwrap_or(0)},
         "total_tokens": usage.prompt + usage.generated,
     })
 }

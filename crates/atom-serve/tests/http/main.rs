@@ -4,14 +4,18 @@
 #![allow(clippy::unwrap_used)]
 
 mod admin;
+mod agents;
 mod answers;
 mod bad_input;
+mod bad_tools;
 mod client;
 mod equality;
 mod fake;
 mod lifecycle;
 mod messages;
+mod parts;
 mod responses;
 mod scoring;
 mod status;
 mod streams;
+mod tools;

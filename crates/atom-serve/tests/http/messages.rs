@@ -56,7 +56,7 @@ async fn a_message_is_answered_in_the_shape_of_the_api() {
             "stop_reason": "end_turn", "stop_sequence": null,
             "usage": {
                 "input_tokens": tokens - 3, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 3,
-                "output_tokens": 8, "output_tokens_details": {"thinking_tokens": 0},
+                "output_tokens": 8,
             },
         })
     );

@@ -13,7 +13,7 @@ fn shape(thinking: Thinking) -> MessagesShape {
     }
 }
 
-const USAGE: Usage = Usage { prompt: 12, cached: 5, generated: 7, reasoning: 3 };
+const USAGE: Usage = Usage { prompt: 12, cached: 5, generated: 7, reasoning: Some(3) };
 
 /// Puts a stream together as the official client does, and checks its grammar on the way.
 fn assemble(events: &[(String, Value)]) -> Value {

@@ -15,7 +15,7 @@ fn shape() -> ResponsesShape {
     }
 }
 
-const USAGE: Usage = Usage { prompt: 12, cached: 5, generated: 7, reasoning: 3 };
+const USAGE: Usage = Usage { prompt: 12, cached: 5, generated: 7, reasoning: Some(3) };
 
 /// Puts a stream together from its deltas alone, and checks its grammar on the way: the response that ends
 /// it must be the same.
