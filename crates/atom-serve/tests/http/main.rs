@@ -5,6 +5,7 @@
 
 mod admin;
 mod answers;
+mod api_table;
 mod bad_input;
 mod bad_tools;
 mod client;
