@@ -13,13 +13,29 @@
 //!   JSON, with the types that the tool declares. Left out are the markers themselves and white space
 //!   beside them.
 
+mod arguments;
+mod deepseek_v3;
+mod deepseek_v31;
+mod deepseek_v4;
 mod dialect;
 mod format;
+mod glm45;
+mod grammar;
+mod harmony;
 mod hermes;
 mod json;
 mod json_call;
+mod kimi_k2;
+mod llama3_json;
 mod marker;
+mod minimax_m2;
+mod mistral;
+mod name;
+mod parameters;
 mod parser;
+mod qwen3_coder;
+mod section;
+mod tagged;
 
 pub use dialect::{AnswerStart, Dialect, ReasoningFormat, ToolFormat};
 pub use parser::AnswerParser;

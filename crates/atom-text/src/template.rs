@@ -109,6 +109,12 @@ impl ChatTemplate {
         }
     }
 
+    /// The text of the templates, for those who look for what a checkpoint can write.
+    pub(crate) fn source(&self) -> String {
+        let named = |name| Some(self.environment.get_template(name).ok()?.source().to_owned());
+        [library::DEFAULT, library::TOOL_USE].into_iter().filter_map(named).collect()
+    }
+
     fn context(&self, input: &TemplateInput) -> Value {
         let now_unix_s = input.now_unix_s;
         let strftime_now = move |format: &str| {

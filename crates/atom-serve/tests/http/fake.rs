@@ -300,7 +300,7 @@ pub(crate) const TOOL_TEMPLATE: &str = "\
     {%- for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}\
     {%- for key, value in c.function.arguments | items %} {{ key }}={{ value | tojson }}{% endfor %}</tool_call>\
     {%- endfor %}<|im_end|>\n{% endfor %}\
-    {%- if add_generation_prompt %}<|im_start|>assistant\n\
+    {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}\
     {%- if enable_thinking is defined %}{{ '<think>\\n' if enable_thinking else '<think>\\n\\n</think>\\n\\n' }}\
     {%- endif %}{% endif %}";
 

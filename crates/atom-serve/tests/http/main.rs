@@ -6,6 +6,7 @@
 mod admin;
 mod agents;
 mod answers;
+mod api_table;
 mod bad_input;
 mod bad_tools;
 mod client;

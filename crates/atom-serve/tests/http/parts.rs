@@ -314,7 +314,7 @@ fn assemble(chunks: &[Value]) -> (Vec<Value>, Value) {
 
 /// Takes the ids out of a message's calls.
 fn take_ids(message: &mut Value) -> Vec<String> {
-    let calls = message["tool_calls"].as_array_mut().into_iter().flatten();
+    let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten();
     calls
         .map(|call| call.as_object_mut().unwrap().remove("id").unwrap().as_str().unwrap().to_owned())
         .collect()

@@ -153,7 +153,7 @@ async fn without_offered_tools_nothing_is_a_call() {
 
 #[tokio::test]
 async fn without_parallel_calls_the_answer_ends_before_the_second() {
-    let text = "Both. <tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Bern\"}}</tool_call>\n\
+    let text = "Both.<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Bern\"}}</tool_call>\n\
                 <tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Basel\"}}</tool_call>";
     let site = site(text).await;
     let both = site.post(CHAT, &chat(json!({}))).await.json();

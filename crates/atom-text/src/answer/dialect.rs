@@ -1,7 +1,18 @@
 //! The conventions of a checkpoint.
 
+mod detect;
+
 use super::format::Format;
-use super::hermes;
+use super::glm45::Glm45;
+use super::hermes::Hermes;
+use super::llama3_json::Llama3Json;
+use super::mistral::Mistral;
+use super::section::Section;
+use super::tagged::Tagged;
+use super::{
+    deepseek_v3, deepseek_v4, deepseek_v31, glm45, harmony, hermes, kimi_k2, llama3_json, minimax_m2,
+    mistral, qwen3_coder,
+};
 use crate::ChatTemplate;
 
 /// How a checkpoint marks reasoning and tool calls.
@@ -69,15 +80,13 @@ impl Dialect {
     /// The dialect of a template: renders it with a tool, a call and reasoning, and looks at what it writes.
     /// A template that fails on that has no dialect.
     pub fn detect(template: &ChatTemplate) -> Self {
-        let _ = template;
-        Self::default()
+        detect::detect(template)
     }
 
     /// Where a prompt that ends like this leaves the model.
     pub fn start(&self, prompt_tail: &str) -> AnswerStart {
-        let Some((open, close)) = self.reasoning.and_then(ReasoningFormat::tags) else {
-            return AnswerStart::Content;
-        };
+        let Some(reasoning) = self.reasoning else { return AnswerStart::Content };
+        let (open, close) = reasoning.tags().unwrap_or(harmony::ANALYSIS);
         let Some(at) = prompt_tail.rfind(open) else { return AnswerStart::Content };
         let after = &prompt_tail[at + open.len()..];
         // An opening tag before the end of a turn was somebody else's: a user may ask about tags.
@@ -182,11 +191,19 @@ impl ToolFormat {
         true
     }
 
-    /// All its markers.
+    /// Those of its markers that may be special tokens.
     fn markers(self) -> &'static [&'static str] {
         match self {
             Self::Hermes => &[hermes::OPEN, hermes::CLOSE],
-            _ => &[],
+            Self::Qwen3Coder => qwen3_coder::MARKERS,
+            Self::Llama3Json => llama3_json::MARKERS,
+            Self::Mistral => mistral::MARKERS,
+            Self::DeepseekV3 | Self::DeepseekV31 => deepseek_v3::MARKERS,
+            Self::DeepseekV4 => deepseek_v4::MARKERS,
+            Self::KimiK2 => kimi_k2::MARKERS,
+            Self::Glm45 => glm45::MARKERS,
+            Self::MinimaxM2 => minimax_m2::MARKERS,
+            Self::Harmony => harmony::MARKERS,
         }
     }
 
@@ -194,17 +211,41 @@ impl ToolFormat {
     pub(super) fn openings(self) -> &'static [&'static str] {
         match self {
             Self::Hermes => &[hermes::OPEN],
-            _ => &[],
+            Self::Qwen3Coder => qwen3_coder::OPENINGS,
+            Self::Llama3Json => llama3_json::OPENINGS,
+            Self::Mistral => mistral::OPENINGS,
+            Self::DeepseekV3 | Self::DeepseekV31 => deepseek_v3::OPENINGS,
+            Self::DeepseekV4 => deepseek_v4::OPENINGS,
+            Self::KimiK2 => kimi_k2::OPENINGS,
+            Self::Glm45 => glm45::OPENINGS,
+            Self::MinimaxM2 => minimax_m2::OPENINGS,
+            // Messages are read as a whole.
+            Self::Harmony => &[],
         }
     }
 
     /// Further ones that open calls where nothing was said before.
     pub(super) fn first_openings(self) -> &'static [&'static str] {
-        &[]
+        match self {
+            Self::Llama3Json => llama3_json::FIRST_OPENINGS,
+            _ => &[],
+        }
     }
 
-    /// The automaton for what follows an opening marker.
-    pub(super) fn begin(self, _opening: &'static str) -> Box<dyn Format> {
-        Box::new(hermes::Hermes::new())
+    /// The automaton for what follows an opening marker. Harmony has none: its parser reads whole answers.
+    pub(super) fn begin(self, opening: &'static str) -> Option<Box<dyn Format>> {
+        Some(match self {
+            Self::Hermes => Box::new(Hermes::new()),
+            Self::Qwen3Coder => Box::new(Tagged::new(&qwen3_coder::TAGS, opening)),
+            Self::Llama3Json => Box::new(Llama3Json::new(opening)),
+            Self::Mistral => Box::new(Mistral::new()),
+            Self::DeepseekV3 => Box::new(Section::new(&deepseek_v3::SECTION)),
+            Self::DeepseekV31 => Box::new(Section::new(&deepseek_v31::SECTION)),
+            Self::DeepseekV4 => Box::new(Tagged::new(&deepseek_v4::TAGS, opening)),
+            Self::KimiK2 => Box::new(Section::new(&kimi_k2::SECTION)),
+            Self::Glm45 => Box::new(Glm45::default()),
+            Self::MinimaxM2 => Box::new(Tagged::new(&minimax_m2::TAGS, opening)),
+            Self::Harmony => return None,
+        })
     }
 }

@@ -37,17 +37,19 @@ pub(super) struct Sink<'a> {
 }
 
 impl Sink<'_> {
-    pub(super) fn content(&mut self, c: char) {
+    pub(super) fn content(&mut self, piece: &str) {
         match self.out.last_mut() {
-            Some(AnswerPart::Content(text)) => text.push(c),
-            _ => self.out.push(AnswerPart::Content(c.into())),
+            _ if piece.is_empty() => {}
+            Some(AnswerPart::Content(text)) => text.push_str(piece),
+            _ => self.out.push(AnswerPart::Content(piece.to_owned())),
         }
     }
 
-    pub(super) fn reasoning(&mut self, c: char) {
+    pub(super) fn reasoning(&mut self, piece: &str) {
         match self.out.last_mut() {
-            Some(AnswerPart::Reasoning(text)) => text.push(c),
-            _ => self.out.push(AnswerPart::Reasoning(c.into())),
+            _ if piece.is_empty() => {}
+            Some(AnswerPart::Reasoning(text)) => text.push_str(piece),
+            _ => self.out.push(AnswerPart::Reasoning(piece.to_owned())),
         }
     }
 

@@ -67,6 +67,11 @@ impl JsonCall {
         }
     }
 
+    /// An object whose opening bracket has been read.
+    pub(super) fn within(rule: NameRule) -> Self {
+        Self { at: At::FirstKey, ..Self::new(rule) }
+    }
+
     pub(super) fn push(&mut self, c: char, sink: &mut Sink<'_>) -> CallStep {
         let is_ok = match self.at {
             At::Key if !self.text.is_empty() => self.push_in_key(c),

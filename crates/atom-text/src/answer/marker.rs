@@ -38,6 +38,11 @@ impl MarkerScan {
         Scan::Text(self.held.remove(0))
     }
 
+    /// True while there is a beginning of a marker.
+    pub(super) fn is_holding(&self) -> bool {
+        !self.held.is_empty()
+    }
+
     /// The end of the text: the beginning of a marker that doesn't come.
     pub(super) fn take(&mut self) -> String {
         std::mem::take(&mut self.held)

@@ -1,6 +1,7 @@
 //! One answer, character by character.
 
 use super::format::{Format, Sink, Step};
+use super::harmony::Harmony;
 use super::marker::{MarkerScan, Scan};
 use super::{AnswerPart, AnswerStart, Dialect, ReasoningFormat, Tool, ToolFormat};
 use std::sync::Arc;
@@ -9,21 +10,29 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct AnswerParser {
     reasoning: Option<(&'static str, &'static str)>,
-    /// Tool calls end reasoning that wasn't closed.
-    is_reasoning_open_to_tools: bool,
     format: Option<ToolFormat>,
     tools: Arc<[Tool]>,
+    /// Reads the whole answer instead, where it is a row of messages.
+    harmony: Option<Harmony>,
+    markers: MarkerSets,
     is_reasoning: bool,
     blanks: Blanks,
     /// Nothing but white space came since the beginning, the end of reasoning or a call.
     is_first: bool,
-    /// The character before the one that is read.
-    last: Option<char>,
     scan: MarkerScan,
     attempt: Option<Attempt>,
     /// Characters to read again, the next one last.
     again: Vec<char>,
     calls: u32,
+}
+
+/// The markers that mean something, by place.
+#[derive(Debug)]
+struct MarkerSets {
+    /// Where nothing was said yet.
+    first: Vec<&'static str>,
+    content: Vec<&'static str>,
+    reasoning: Vec<&'static str>,
 }
 
 /// What happens to white space until the next other character.
@@ -60,11 +69,14 @@ impl AnswerParser {
         Self::new(Dialect::default(), AnswerStart::Content, Arc::new([]))
     }
 
-    /// A parser for one choice. Without tools, their markers are content.
+    /// A parser for one choice. Without tools, their markers are content. Harmony is a convention for whole
+    /// answers: if either format is harmony, the other one only says whether that part is wanted.
     pub fn new(dialect: Dialect, start: AnswerStart, tools: Arc<[Tool]>) -> Self {
         let reasoning = dialect.reasoning.and_then(ReasoningFormat::tags);
         let is_reasoning = start == AnswerStart::Reasoning && reasoning.is_some();
         let format = dialect.tools.filter(|_| !tools.is_empty());
+        let is_harmony =
+            dialect.reasoning == Some(ReasoningFormat::Harmony) || dialect.tools == Some(ToolFormat::Harmony);
         let blanks = match (is_reasoning, reasoning.is_some() || format.is_some()) {
             (true, _) => Blanks::Drop,
             (false, true) => Blanks::Hold { held: String::new(), at_end: AtEnd::Emit },
@@ -72,13 +84,13 @@ impl AnswerParser {
         };
         Self {
             reasoning,
-            is_reasoning_open_to_tools: dialect.reasoning == Some(ReasoningFormat::KimiK2),
             format,
             tools,
+            harmony: is_harmony.then(|| Harmony::new(dialect.reasoning.is_some(), format.is_some(), start)),
+            markers: MarkerSets::new(dialect.reasoning, format),
             is_reasoning,
             blanks,
             is_first: true,
-            last: None,
             scan: MarkerScan::default(),
             attempt: None,
             again: Vec::new(),
@@ -98,17 +110,47 @@ impl AnswerParser {
 
     /// Reads the next piece of the answer and appends what is certain after it.
     pub fn push(&mut self, delta: &str, out: &mut Vec<AnswerPart>) {
-        for c in delta.chars() {
-            self.again.push(c);
-            self.read(out);
+        if let Some(harmony) = &mut self.harmony {
+            let mut sink = Sink { out, calls: &mut self.calls, tools: &self.tools };
+            delta.chars().for_each(|c| harmony.push(c, &mut sink));
+            return;
         }
+        let mut rest = delta;
+        while !rest.is_empty() {
+            let (text, after) = rest.split_at(self.running_text(rest));
+            self.emit(text, out);
+            let mut chars = after.chars();
+            if let Some(c) = chars.next() {
+                self.again.push(c);
+                self.read(out);
+            }
+            rest = chars.as_str();
+        }
+    }
+
+    /// How many bytes at the beginning can't begin a marker, in the middle of text. They would be read to the
+    /// same end one by one.
+    fn running_text(&self, text: &str) -> usize {
+        if self.attempt.is_some() || self.scan.is_holding() || self.is_first {
+            return 0;
+        }
+        let Blanks::Keep = self.blanks else { return 0 };
+        let markers = self.markers.here(self.is_reasoning, self.is_first);
+        text.find(|c| markers.iter().any(|marker| marker.starts_with(c))).unwrap_or(text.len())
     }
 
     /// The end of the answer: closes the open call, and gives out what was held back.
     pub fn finish(&mut self, out: &mut Vec<AnswerPart>) {
+        if let Some(mut harmony) = self.harmony.take() {
+            harmony.finish(&mut Sink { out, calls: &mut self.calls, tools: &self.tools });
+            return;
+        }
         while let Some(mut attempt) = self.attempt.take() {
             let mut sink = Sink { out, calls: &mut self.calls, tools: &self.tools };
             if !attempt.format.finish(&mut sink) {
+                if attempt.marker_bytes == 0 {
+                    self.leave();
+                }
                 self.read_as_text(&attempt.raw, attempt.marker_bytes, out);
                 self.read(out);
             }
@@ -129,37 +171,22 @@ impl AnswerParser {
             } else {
                 self.read_outside(c, out);
             }
-            self.last = Some(c);
         }
     }
 
     fn read_outside(&mut self, c: char, out: &mut Vec<AnswerPart>) {
         self.scan.push(c);
         loop {
-            let markers = self.markers();
-            match self.scan.next(&markers) {
+            let markers = self.markers.here(self.is_reasoning, self.is_first);
+            match self.scan.next(markers) {
                 Scan::Wait => return,
                 Scan::Text(c) => self.text(c, out),
-                Scan::Marker(index) => return self.marker(markers[index]),
+                Scan::Marker(index) => {
+                    let marker = markers[index];
+                    return self.marker(marker);
+                }
             }
         }
-    }
-
-    /// The markers that mean something here.
-    fn markers(&self) -> Vec<&'static str> {
-        let mut markers = Vec::new();
-        if let Some((open, close)) = self.reasoning {
-            markers.push(if self.is_reasoning { close } else { open });
-        }
-        if let Some(format) = self.format
-            && (!self.is_reasoning || self.is_reasoning_open_to_tools)
-        {
-            markers.extend(format.openings());
-            if self.is_first && !self.is_reasoning {
-                markers.extend(format.first_openings());
-            }
-        }
-        markers
     }
 
     fn marker(&mut self, marker: &'static str) {
@@ -173,15 +200,15 @@ impl AnswerParser {
                 self.is_first = true;
                 self.blanks = Blanks::Drop;
             }
-            (_, Some(format)) => {
-                self.attempt = Some(Attempt {
-                    format: format.begin(marker),
+            _ => {
+                let format = self.format.and_then(|format| format.begin(marker));
+                self.attempt = format.map(|format| Attempt {
+                    format,
                     raw: marker.to_owned(),
                     marker_bytes: marker.len(),
                     is_recording: true,
                 });
             }
-            (_, None) => unreachable!("only markers of the dialect are looked for"),
         }
     }
 
@@ -193,8 +220,10 @@ impl AnswerParser {
         let calls = self.calls;
         let step = attempt.format.push(c, &mut Sink { out, calls: &mut self.calls, tools: &self.tools });
         if self.calls != calls {
-            self.is_reasoning = false;
             attempt.settle(false);
+            self.is_reasoning = false;
+            // White space before a call separates it, and is no text.
+            self.blanks = Blanks::Hold { held: String::new(), at_end: AtEnd::Drop };
         }
         match step {
             Step::Going if attempt.raw.len() > UNDECIDED_BYTES_MAX => self.reject(out),
@@ -261,12 +290,34 @@ impl AnswerParser {
 
     fn emit(&mut self, text: &str, out: &mut Vec<AnswerPart>) {
         let mut sink = Sink { out, calls: &mut self.calls, tools: &self.tools };
-        for c in text.chars() {
-            if self.is_reasoning {
-                sink.reasoning(c);
-            } else {
-                sink.content(c);
-            }
+        if self.is_reasoning {
+            sink.reasoning(text);
+        } else {
+            sink.content(text);
+        }
+    }
+}
+
+impl MarkerSets {
+    fn new(reasoning: Option<ReasoningFormat>, format: Option<ToolFormat>) -> Self {
+        let tags = reasoning.and_then(ReasoningFormat::tags);
+        let openings = format.map_or(&[][..], ToolFormat::openings);
+        let content: Vec<_> = tags.iter().map(|(open, _)| *open).chain(openings.iter().copied()).collect();
+        let mut in_reasoning: Vec<_> = tags.iter().map(|(_, close)| *close).collect();
+        // Kimi calls tools without closing its reasoning before. Elsewhere a call in reasoning is a thought.
+        if reasoning == Some(ReasoningFormat::KimiK2) {
+            in_reasoning.extend(openings);
+        }
+        let mut first = content.clone();
+        first.extend(format.map_or(&[][..], ToolFormat::first_openings));
+        Self { first, content, reasoning: in_reasoning }
+    }
+
+    fn here(&self, is_reasoning: bool, is_first: bool) -> &[&'static str] {
+        match (is_reasoning, is_first) {
+            (true, _) => &self.reasoning,
+            (false, true) => &self.first,
+            (false, false) => &self.content,
         }
     }
 }
