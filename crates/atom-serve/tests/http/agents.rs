@@ -96,7 +96,7 @@ fn said_in_responses(whole: &Value) -> Said {
 /// The deltas of a stream of messages, put together.
 fn said_by_deltas(events: &[(String, Value)]) -> Said {
     let (mut said, mut json) = (Said::default(), String::new());
-    let mut end = |said: &mut Said, json: &mut String| {
+    let end = |said: &mut Said, json: &mut String| {
         if let Some(call) = said.2.last_mut().filter(|call| call.1.is_null()) {
             call.1 = arguments(&std::mem::take(json));
         }
