@@ -4,6 +4,7 @@ use crate::link::Link;
 use crate::mail::Mail;
 use crate::outbox::EventSink;
 use crate::probe::Probe;
+use crate::recent::StepRecord;
 use crate::shared::{GroupShared, HostShared, LaneShared};
 use crate::starter::{MakeBackend, Starter};
 use crate::stats::{Health, LaneStats};
@@ -266,6 +267,24 @@ impl Host {
     /// Every lane's counters.
     pub fn stats(&self) -> Vec<LaneStats> {
         self.shared.local_lanes().map(|lane| lane.gauges.stats()).collect()
+    }
+
+    /// Of every lane of this host, its steps after number `seen[lane]`, as many as are kept: the last 256. A
+    /// lane that `seen` has no number of is shown from the first.
+    pub fn steps_after(&self, seen: &[u64]) -> Vec<StepRecord> {
+        let mut steps = Vec::new();
+        for (place, lane) in self.shared.local_lanes().enumerate() {
+            if let Some(ring) = lane.recent.get() {
+                let id = LaneId((self.shared.local.start + place) as u16);
+                ring.after(seen.get(place).copied().unwrap_or(0), id, &mut steps);
+            }
+        }
+        steps
+    }
+
+    /// Lanes that take every step together, from the first lane of the mesh on.
+    pub fn lanes_per_group(&self) -> usize {
+        self.shared.mesh.lanes_per_group()
     }
 
     /// How the host is, without asking any rank.

@@ -6,6 +6,7 @@ use crate::collectives::Window;
 use crate::host::HostConfig;
 use crate::mail::Mailbox;
 use crate::outbox::Outbox;
+use crate::recent::StepRing;
 use crate::stats::{Gauges, Health, LaneHealth};
 use crate::step_trace::StepTrace;
 use crate::wish::Wishes;
@@ -48,6 +49,8 @@ pub(crate) struct GroupShared {
 pub(crate) struct LaneShared {
     pub(crate) mailbox: Mailbox,
     pub(crate) gauges: Gauges,
+    /// Of a lane whose ranks are threads of this process.
+    pub(crate) recent: OnceLock<StepRing>,
 }
 
 /// Where a group stands.

@@ -1,6 +1,6 @@
 //! The seam to the engine: what the server asks of it, and nothing about how it is done.
 
-use atom_base::{LaneId, RequestId};
+use atom_base::{LaneId, RequestId, StepNo};
 use atom_engine::{EngineError, EngineLimits, Event, Refusal, Request};
 use std::fmt;
 use std::future::poll_fn;
@@ -36,6 +36,10 @@ pub trait Engine: Send + Sync + 'static {
 
     /// True when a pause is complete: no lane computes.
     fn is_at_rest(&self) -> bool;
+
+    /// Of every lane, in order, the steps that it took after its number `seen[lane]`, as far back as they are
+    /// kept; all of them of a lane beyond the end of `seen`. Nothing waits for who asks.
+    fn steps_after(&self, seen: &[u64]) -> Vec<LaneStep>;
 
     /// Appends the engine's own metrics; [`atom_telemetry::Exposition`] has the format.
     fn write_metrics(&self, out: &mut String);
@@ -88,6 +92,43 @@ pub struct LaneHealth {
     pub since: Duration,
     /// The lane's part of the engine's condition.
     pub condition: Condition,
+}
+
+/// One step of one lane, for the page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaneStep {
+    /// Which lane.
+    pub lane: LaneId,
+    /// Lanes of one group take every step together.
+    pub group: u16,
+    /// Counts the lane's steps, from 1: what [`Engine::steps_after`] goes on from.
+    pub number: u64,
+    /// The group's life, and
+    pub epoch: u32,
+    /// its count of steps, equal on all of its lanes.
+    pub step: StepNo,
+    /// When it ended, in microseconds since the engine's start.
+    pub at_us: u64,
+    /// Rows that the whole group computed for each lane: what is not decoded or prefilled is padding.
+    pub bucket_rows: u32,
+    /// The lane's rows that decode.
+    pub decode_rows: u32,
+    /// The lane's prompt rows.
+    pub prefill_rows: u32,
+    /// Waited for other lanes before it.
+    pub wait_us: u32,
+    /// Computed for so long.
+    pub replay_us: u32,
+    /// Requests running after it.
+    pub running: u32,
+    /// Requests waiting after it.
+    pub waiting: u32,
+    /// Age of the oldest of them.
+    pub oldest_wait_ms: u32,
+    /// Share of the cache that requests held, in thousandths.
+    pub kv_per_mille: u16,
+    /// Prompts waited for other lanes' prompts.
+    pub is_held: bool,
 }
 
 /// Hands out request ids, each once in the life of the process.

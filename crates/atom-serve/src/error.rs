@@ -76,6 +76,9 @@ pub(crate) enum ApiError {
         asked.map_or_else(|| "the lane that this one was given to".into(), |lane| format!("lane {}", lane.0))
     )]
     LaneFull { waiting: usize, asked: Option<LaneId> },
+    /// Too many pages: their looks would be felt.
+    #[error("{max} streams of steps are open, the most at once; close a page, or try again later")]
+    TooManyViewers { max: usize },
     /// The engine doesn't take the request.
     #[error(transparent)]
     Refused(#[from] Refusal),
@@ -158,6 +161,7 @@ impl ApiError {
                 }
             }
             Self::LaneFull { .. } => queue_full(),
+            Self::TooManyViewers { .. } => Class { code: Some("too_many_viewers"), ..queue_full() },
             Self::Refused(refusal) => refusal_class(refusal),
             Self::Draining => ours(StatusCode::SERVICE_UNAVAILABLE).code("shutting_down"),
             Self::NotAtRest { .. } => ours(StatusCode::GATEWAY_TIMEOUT).code("not_at_rest"),

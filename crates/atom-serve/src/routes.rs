@@ -6,7 +6,7 @@ use crate::phase::Phase;
 use crate::server::Server;
 use crate::shape::Shape;
 use crate::stream::SseBody;
-use crate::{admin, body, chat, completions, status};
+use crate::{admin, body, chat, completions, status, ui};
 use atom_telemetry::Endpoint;
 use axum::body::Body;
 use axum::extract::State;
@@ -14,15 +14,20 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, heade
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{Router, get, post};
+use bytes::Bytes;
+use std::convert::Infallible;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
+use tokio_stream::Stream;
 
 /// All routes of a server. [`serve`](crate::serve) runs them on a listener; a test may call them directly.
 pub fn router(server: Arc<Server>) -> Router {
     let admin = if server.options.admin { admin::routes() } else { Router::new() };
+    let ui = if server.options.ui { ui::routes() } else { Router::new() };
     Router::new()
         .merge(admin)
+        .merge(ui)
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/completions", post(plain_completions))
         .route("/v1/models", get(status::models))
@@ -86,8 +91,11 @@ async fn generate<S: Shape>(
     }
 }
 
-fn event_stream<S: Shape>(body: SseBody<S>) -> Response {
-    let mut response = Response::new(Body::from_stream(body));
+/// A response of server-sent events.
+pub(crate) fn event_stream(
+    frames: impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static,
+) -> Response {
+    let mut response = Response::new(Body::from_stream(frames));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));

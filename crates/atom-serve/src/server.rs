@@ -3,6 +3,7 @@
 use crate::engine::{Engine, RequestIds};
 use crate::error::ApiError;
 use crate::phase::Phases;
+use crate::ui::VIEWERS_MAX;
 use atom_base::rng;
 use atom_telemetry::ServeMetrics;
 use atom_text::{ChatTemplate, Tokenizer};
@@ -20,6 +21,8 @@ pub struct Server {
     pub(crate) metrics: Arc<ServeMetrics>,
     pub(crate) ids: RequestIds,
     pub(crate) phases: Phases,
+    /// Places for those who watch the steps.
+    pub(crate) viewers: Arc<Semaphore>,
     /// Rung by `/admin/exit`.
     pub(crate) exit: Notify,
     /// Seconds since 1970 at start: `created` of the model's card.
@@ -55,6 +58,8 @@ pub struct ServerOptions {
     pub drain: Duration,
     /// Whoever can reach the server may pause, resume, drain and end it over HTTP.
     pub admin: bool,
+    /// The page at `/`, and the stream of steps that it draws.
+    pub ui: bool,
 }
 
 /// Sampling where a request says nothing. The default is the OpenAI API's; a checkpoint's
@@ -97,6 +102,7 @@ impl Server {
             metrics: Arc::new(ServeMetrics::new()),
             ids: RequestIds::default(),
             phases: Phases::new(),
+            viewers: Arc::new(Semaphore::new(VIEWERS_MAX)),
             exit: Notify::new(),
         })
     }
@@ -165,6 +171,7 @@ impl ServerOptions {
             // What Kubernetes waits before it kills.
             drain: Duration::from_secs(30),
             admin: false,
+            ui: true,
         }
     }
 }

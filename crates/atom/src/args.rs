@@ -234,8 +234,6 @@ pub(crate) struct EngineArgs {
 /// Flags of vLLM and ATOM that are known and not built: refused by name, see [`EngineArgs::refuse_unbuilt`].
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct UnbuiltArgs {
-    #[arg(long, hide = true, value_name = "KEY")]
-    api_key: Option<String>,
     #[arg(long, hide = true, value_name = "METHOD")]
     quantization: Option<String>,
     #[arg(long, hide = true, value_name = "METHOD")]
@@ -264,7 +262,6 @@ impl EngineArgs {
     /// What isn't built is refused and never ignored.
     pub(crate) fn refuse_unbuilt(&self) -> anyhow::Result<()> {
         let flags = [
-            ("--api-key", self.unbuilt.api_key.is_some(), "put a proxy that checks keys in front"),
             ("--quantization", self.unbuilt.quantization.is_some(), "the checkpoint's own format is used"),
             ("--method", self.unbuilt.method.is_some(), "there is no speculation"),
             (
@@ -298,6 +295,13 @@ pub(crate) struct ServeArgs {
     /// Let whoever reaches the server pause, resume, drain and end it: POST /admin/pause and so on.
     #[arg(long)]
     pub(crate) enable_admin: bool,
+
+    /// Serve no page at / and no stream of steps.
+    #[arg(long)]
+    pub(crate) no_ui: bool,
+
+    #[arg(long, hide = true, value_name = "KEY")]
+    pub(crate) api_key: Option<String>,
 
     /// Seconds that running requests have to finish after SIGTERM or Ctrl-C.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
@@ -335,6 +339,16 @@ pub(crate) struct ChatArgs {
     /// What the model is told first.
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
+
+    /// Talk to this server and run nothing here: any with the OpenAI API, http://host:port or https://host, with
+    /// /v1 or without. --model names one of its models [default: the first that it lists]; sampling that isn't
+    /// given is the server's to choose.
+    #[arg(long, value_name = "URL")]
+    pub(crate) url: Option<String>,
+
+    /// The key that the server of --url asks for [default: OPENAI_API_KEY, if it is set].
+    #[arg(long, value_name = "KEY")]
+    pub(crate) api_key: Option<String>,
 }
 
 #[derive(Args, Debug)]

@@ -2,8 +2,8 @@
 
 use atom_engine::{EngineLimits, Refusal, Request};
 use atom_group::Activity;
-use atom_rank::{EagerCause, Host, PaddingShares};
-use atom_serve::{Condition, Engine, EventStream, Health, LaneHealth};
+use atom_rank::{EagerCause, Host, PaddingShares, StepRecord};
+use atom_serve::{Condition, Engine, EventStream, Health, LaneHealth, LaneStep};
 use atom_telemetry::{Exposition, Kind};
 use std::fmt::Display;
 use std::sync::Arc;
@@ -67,6 +67,29 @@ impl Engine for HostEngine {
 
     fn is_at_rest(&self) -> bool {
         self.0.is_at_rest()
+    }
+
+    fn steps_after(&self, seen: &[u64]) -> Vec<LaneStep> {
+        let per_group = self.0.lanes_per_group();
+        let step = |step: StepRecord| LaneStep {
+            lane: step.lane,
+            group: (usize::from(step.lane.0) / per_group) as u16,
+            number: step.number,
+            epoch: step.epoch,
+            step: step.step,
+            at_us: step.at_us,
+            bucket_rows: step.bucket_rows,
+            decode_rows: step.decode_rows,
+            prefill_rows: step.prefill_rows,
+            wait_us: step.wait_us,
+            replay_us: step.replay_us,
+            running: step.running,
+            waiting: step.waiting,
+            oldest_wait_ms: step.oldest_wait_ms,
+            kv_per_mille: step.kv_per_mille,
+            is_held: step.is_held,
+        };
+        self.0.steps_after(seen).into_iter().map(step).collect()
     }
 
     fn write_metrics(&self, out: &mut String) {

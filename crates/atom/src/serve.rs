@@ -14,6 +14,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Serves until told to stop; an error if a rank was lost.
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
+    if args.api_key.is_some() {
+        bail!("--api-key is not built yet: put a proxy that checks keys in front");
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(REACTOR_THREADS)
         .enable_all()
@@ -30,6 +33,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let mut options = ServerOptions::new(names.next().unwrap_or(served_name), SeedSource::new(seed));
     options.aliases = names.collect();
     options.admin = args.enable_admin;
+    options.ui = !args.no_ui;
     options.drain = Duration::from_secs(args.drain_seconds);
     let model = options.model.clone();
     let text = TextModel { tokenizer: text.tokenizer, template: text.template };

@@ -4,8 +4,8 @@ use crate::client::{Client, Response};
 use atom_base::{FinishReason, RequestId, ScoredToken, TokenId};
 use atom_engine::{EngineLimits, Event, Refusal, Request};
 use atom_serve::{
-    Condition, Drained, Engine, EventSender, EventStream, Health, SeedSource, Server, ServerOptions,
-    TextModel, serve,
+    Condition, Drained, Engine, EventSender, EventStream, Health, LaneHealth, LaneStep, SeedSource, Server,
+    ServerOptions, TextModel, serve,
 };
 use atom_text::{ChatTemplate, GgufVocabulary, Tokenizer, TokenizerSource};
 use serde_json::Value;
@@ -41,6 +41,9 @@ pub(crate) struct Fake {
     /// After so many requests, this is the answer.
     refusal: Mutex<Option<(usize, Refusal)>>,
     pub(crate) condition: Mutex<Condition>,
+    pub(crate) lanes: Mutex<Vec<LaneHealth>>,
+    /// All of them are kept.
+    pub(crate) steps: Mutex<Vec<LaneStep>>,
     /// What it was last told.
     pub(crate) paused: watch::Sender<bool>,
     /// In the middle of a step that does not end.
@@ -76,6 +79,8 @@ impl Fake {
             taken: Mutex::default(),
             refusal: Mutex::default(),
             condition: Mutex::new(Condition::Ready),
+            lanes: Mutex::default(),
+            steps: Mutex::default(),
             paused: watch::Sender::new(false),
             busy: AtomicBool::new(false),
             drained: AtomicBool::new(false),
@@ -160,7 +165,10 @@ impl Engine for Fake {
     }
 
     fn health(&self) -> Health {
-        Health { condition: self.condition.lock().unwrap().clone(), lanes: Vec::new() }
+        Health {
+            condition: self.condition.lock().unwrap().clone(),
+            lanes: self.lanes.lock().unwrap().clone(),
+        }
     }
 
     fn pause(&self) {
@@ -181,6 +189,15 @@ impl Engine for Fake {
 
     fn is_at_rest(&self) -> bool {
         self.is_pausing() && !self.busy.load(Ordering::SeqCst)
+    }
+
+    fn steps_after(&self, seen: &[u64]) -> Vec<LaneStep> {
+        let lanes: Vec<_> = self.lanes.lock().unwrap().iter().map(|lane| lane.lane).collect();
+        let seen_of = |step: &LaneStep| {
+            let place = lanes.iter().position(|&lane| lane == step.lane);
+            place.and_then(|place| seen.get(place)).copied().unwrap_or(0)
+        };
+        self.steps.lock().unwrap().iter().filter(|step| step.number > seen_of(step)).copied().collect()
     }
 
     fn write_metrics(&self, out: &mut String) {

@@ -13,3 +13,4 @@ mod lifecycle;
 mod scoring;
 mod status;
 mod streams;
+mod ui;

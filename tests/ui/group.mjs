@@ -1,0 +1,89 @@
+// The live view: lanes, steps and figures move while requests run, and can be read without seeing the picture.
+
+import assert from "node:assert/strict";
+
+const WORDS = "the river runs past old stone walls and under a bridge where nobody has stood since morning".split(" ");
+
+export async function checkGroup({ open, url, shots }) {
+  const page = await open({ path: "#group" });
+  const rows = page.locator("#rows tr");
+  await page.waitForFunction(() => document.querySelectorAll("#rows tr").length === 4);
+  assert.equal(await page.locator("#chat").isVisible(), false);
+
+  const requests = Array.from({ length: 14 }, (_, at) => complete(url, at));
+  const steps = () => rows.evaluateAll((all) => all.map((row) => Number(row.cells[2].textContent) || 0));
+  const before = await steps();
+  await page.waitForFunction(
+    (before) => [...document.querySelectorAll("#rows tr")].every((row, at) => Number(row.cells[2].textContent) > before[at] + 20),
+    before,
+  );
+  await page.waitForFunction(() => {
+    const tile = (name) => [...document.querySelectorAll("#tiles dt")].find((dt) => dt.textContent === name).nextSibling.textContent;
+    return Number(tile("Steps a second")) > 0 && Number(tile("Running")) > 0 && /%/.test(tile("Padding"));
+  });
+  for (const ink of ["decode", "prefill", "padding"]) {
+    await page.waitForFunction(
+      (ink) => {
+        const canvas = document.getElementById("lanes");
+        const color = getComputedStyle(document.getElementById(`ink-${ink}`)).backgroundColor;
+        const want = color.match(/\d+/g).slice(0, 3).map(Number);
+        const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        for (let at = 0; at < data.length; at += 4) {
+          if (want.every((value, i) => Math.abs(data[at + i] - value) < 3)) return true;
+        }
+        return false;
+      },
+      ink,
+    );
+  }
+
+  // The picture stands still, and is walked through with the keyboard.
+  await page.locator("#freeze").focus();
+  await page.keyboard.press("Enter");
+  assert.equal(await page.locator("#freeze").getAttribute("aria-pressed"), "true");
+  await page.locator("#lanes").focus();
+  const detail = () => page.locator("#step").textContent();
+  const shape = /^lane (\d+), step (\d+) · bucket (\d+) · (\d+) decode \+ (\d+) prompt \+ (\d+) padding · waited .+, replayed .+/;
+  const newest = shape.exec(await detail());
+  await page.keyboard.press("ArrowLeft");
+  const earlier = shape.exec(await detail());
+  await page.keyboard.press("ArrowDown");
+  const below = shape.exec(await detail());
+  for (const [, , , bucket, decode, prompt, padding] of [newest, earlier, below]) {
+    assert.equal(Number(bucket), Number(decode) + Number(prompt) + Number(padding));
+  }
+  assert.ok(Number(earlier[2]) < Number(newest[2]) && earlier[1] === newest[1], `${newest[0]} / ${earlier[0]}`);
+  assert.deepEqual([below[1], below[2], below[3]], ["1", earlier[2], earlier[3]], "one step of the group, one bucket");
+  // With the mouse, too.
+  const box = await page.locator("#lanes").boundingBox();
+  await page.mouse.move(box.x + box.width - 12, box.y + 30);
+  assert.match(await detail(), shape);
+  await page.mouse.move(box.x + 5, box.y + 5);
+  await page.locator("#freeze").click();
+
+  await Promise.all(requests);
+  await page.waitForFunction(() => [...document.querySelectorAll("#rows tr")].every((row) => row.cells[1].textContent === "parked"));
+  await page.locator("#tiles").hover();
+  await page.screenshot({ path: `${shots}/page-group.png` });
+
+  // Who does not look does not ask: no stream is open behind another view.
+  const gone = page.waitForEvent("requestfailed", (request) => request.url().endsWith("/debug/steps"));
+  await page.locator("#tab-group").focus();
+  await page.keyboard.press("ArrowLeft");
+  await gone;
+  assert.ok(await page.locator("#prompt").isVisible());
+  const again = page.waitForRequest("**/debug/steps");
+  await page.locator("#tab-group").click();
+  await again;
+}
+
+/** One request that prefills and decodes for a while. */
+async function complete(url, at) {
+  const prompt = Array.from({ length: 60 + 53 * ((at * 5) % 11) }, (_, word) => WORDS[(word * 7 + at) % WORDS.length]);
+  const response = await fetch(`${url}/v1/completions`, {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify({ prompt: prompt.join(" "), max_tokens: 40 + 9 * (at % 7), ignore_eos: true }),
+  });
+  assert.equal(response.status, 200, await response.text());
+}
