@@ -43,12 +43,24 @@ pub(crate) enum ApiError {
     /// The client's fault: wrong type or out of range.
     #[error("'{name}' is {found}; it must be {expected}")]
     BadField { name: String, found: String, expected: String },
+    /// Our gap: the model could be held to it only while it writes.
+    #[error(
+        "'{name}' asks that the answer be held to a form, which needs constrained decoding; this server can't do \
+         that for tools yet: send tool_choice \"auto\" and tools without 'strict'"
+    )]
+    NeedsGrammar { name: String },
     /// The client's fault, or our gap: the field would change the answer and this server can't do it.
     #[error("'{name}' is not supported by this server ({reason}); leave it out")]
     Unsupported { name: String, reason: &'static str },
     /// The client's fault: nobody would act on it, so nobody may believe that it acts.
     #[error("unknown field '{name}'")]
     UnknownField { name: String },
+    /// The client's fault: the user speaks before every call has its answer.
+    #[error(
+        "'{name}' comes before the answers to all calls of the assistant; missing: {missing}; send a message of \
+         role \"tool\" for each"
+    )]
+    CallsUnanswered { name: String, missing: String },
     /// The client's fault.
     #[error("model '{asked}' is not served here; the name is {served}")]
     ModelNotFound { asked: String, served: String },
@@ -135,13 +147,13 @@ impl ApiError {
             Self::Missing { name, .. } => {
                 invalid(StatusCode::BAD_REQUEST).code("missing_field").param(name.clone())
             }
-            Self::BadField { name, .. } => {
+            Self::BadField { name, .. } | Self::CallsUnanswered { name, .. } => {
                 invalid(StatusCode::BAD_REQUEST).code("invalid_value").param(name.clone())
             }
             Self::Sampling(SamplingError { name, .. }) => {
                 invalid(StatusCode::BAD_REQUEST).code("invalid_value").param(*name)
             }
-            Self::Unsupported { name, .. } => {
+            Self::Unsupported { name, .. } | Self::NeedsGrammar { name } => {
                 invalid(StatusCode::BAD_REQUEST).code("unsupported_field").param(name.clone())
             }
             Self::UnknownField { name } => {

@@ -3,10 +3,10 @@
 use crate::engine::{Engine, RequestIds};
 use crate::error::ApiError;
 use crate::phase::Phases;
+use crate::text::TextModel;
 use crate::ui::VIEWERS_MAX;
 use atom_base::rng;
 use atom_telemetry::ServeMetrics;
-use atom_text::{ChatTemplate, Tokenizer};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,15 +30,6 @@ pub struct Server {
     /// Tells this process from others in the ids of its answers.
     instance: u64,
     text_threads: Arc<Semaphore>,
-}
-
-/// The text side of the model.
-#[derive(Debug)]
-pub struct TextModel {
-    /// Between text and tokens.
-    pub tokenizer: Arc<Tokenizer>,
-    /// Of a checkpoint without one, chat requests are refused.
-    pub template: ChatTemplate,
 }
 
 /// What the user of the binary chose.

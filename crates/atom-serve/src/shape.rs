@@ -45,17 +45,24 @@ pub(crate) struct Usage {
     /// Of the prompt's, those that were found in the cache.
     pub(crate) cached: usize,
     pub(crate) generated: usize,
+    /// Of these, those that came while the model was reasoning, the marker that ends it included; `None`
+    /// where reasoning isn't told apart.
+    pub(crate) reasoning: Option<usize>,
 }
 
 impl Usage {
     /// In the words of the OpenAI API.
     pub(crate) fn to_json(self) -> Value {
-        json!({
+        let mut usage = json!({
             "prompt_tokens": self.prompt,
             "completion_tokens": self.generated,
             "total_tokens": self.prompt + self.generated,
             "prompt_tokens_details": {"cached_tokens": self.cached},
-        })
+        });
+        if let Some(reasoning) = self.reasoning {
+            usage["completion_tokens_details"] = json!({"reasoning_tokens": reasoning});
+        }
+        usage
     }
 }
 

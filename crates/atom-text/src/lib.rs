@@ -9,12 +9,14 @@
 //!   [`Tokenizer::decode`] of the whole.
 //! * [`StopStrings`] cuts a stream of deltas at the first stop string. The result doesn't depend on how
 //!   the text was cut into deltas.
+//! * [`AnswerParser`] cuts an answer into what it says: text, reasoning, tool calls. [`Dialect`] names the
+//!   conventions of a checkpoint, found by rendering its template.
 //! * [`ChatTemplate`] renders messages with the checkpoint's Jinja template, in an environment that
 //!   behaves like the one of Python's transformers, within a bound on work and on output.
 //!
 //! The way of a chat request is: [`flatten_messages`], [`ChatTemplate::render`], [`Tokenizer::encode`]
 //! without added special tokens (the template wrote them), the engine, [`Detokenizer`],
-//! [`StopStrings`]. A plain completion is encoded with added special tokens, and only there does the
+//! [`StopStrings`], [`AnswerParser`]. A plain completion is encoded with added special tokens, and only there does the
 //! tokenizer put a BOS in front.
 //!
 //! What this crate must never know: HTTP, the engine, sampling, devices, and the clock (the time that a
@@ -36,7 +38,7 @@ mod template;
 mod testing;
 mod tokenizer;
 
-pub use answer::{AnswerParser, AnswerPart, Tool};
+pub use answer::{AnswerParser, AnswerPart, AnswerStart, Dialect, ReasoningFormat, Tool, ToolFormat};
 pub use content::{flatten_content, flatten_messages};
 pub use detokenizer::Detokenizer;
 pub use error::TextError;
@@ -52,5 +54,6 @@ const _: () = {
     assert_shared::<ChatTemplate>();
     assert_shared::<Detokenizer>();
     assert_shared::<StopStrings>();
+    assert_shared::<AnswerParser>();
     assert_shared::<TextError>();
 };

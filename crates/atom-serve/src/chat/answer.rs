@@ -1,5 +1,6 @@
 //! The answer, whole or in chunks.
 
+use crate::chat::history::CallIds;
 use crate::choice::{Entry, Finish, Piece};
 use crate::params::{Params, StreamOptions};
 use crate::server::Server;
@@ -12,19 +13,24 @@ use std::sync::Arc;
 /// `chat.completion` objects, and `chat.completion.chunk` in a stream.
 pub(crate) struct ChatShape {
     envelope: Envelope,
+    ids: CallIds,
     tokenizer: Arc<Tokenizer>,
     logprobs: bool,
+    /// Thoughts are part of the answer.
+    reasoning: bool,
     options: StreamOptions,
     /// Choices that have said that they begin.
     opened: Box<[bool]>,
 }
 
 impl ChatShape {
-    pub(crate) fn new(server: &Server, params: &Params) -> Self {
+    pub(crate) fn new(server: &Server, params: &Params, reasoning: bool) -> Self {
         Self {
             envelope: Envelope::new(server.answer_id("chatcmpl"), params.model.clone()),
+            ids: CallIds::new(server),
             tokenizer: server.text.tokenizer.clone(),
             logprobs: params.sampling.logprobs.is_some(),
+            reasoning,
             options: params.stream.unwrap_or_default(),
             opened: vec![false; params.n as usize].into(),
         }
@@ -52,6 +58,60 @@ impl ChatShape {
         let content: Vec<Value> = entries.iter().map(|entry| logprob(&self.tokenizer, entry)).collect();
         json!({"content": content})
     }
+
+    fn delta(&self, choice: u32, part: &AnswerPart) -> Value {
+        match part {
+            AnswerPart::Content(text) => json!({"content": text}),
+            AnswerPart::Reasoning(text) => json!({"reasoning_content": text}),
+            AnswerPart::Call { index, id, name } => json!({"tool_calls": [{
+                "index": index,
+                "id": self.call_id(choice, *index, id.as_deref()),
+                "type": "function",
+                "function": {"name": name, "arguments": ""},
+            }]}),
+            AnswerPart::Arguments { index, json } => {
+                json!({"tool_calls": [{"index": index, "function": {"arguments": json}}]})
+            }
+        }
+    }
+
+    fn message(&self, piece: &Piece) -> Value {
+        let (mut reasoning, mut calls) = (String::new(), Vec::<(String, &str, String)>::new());
+        for part in piece.parts.iter().filter(|part| self.shows(part)) {
+            match part {
+                AnswerPart::Content(_) => {}
+                AnswerPart::Reasoning(text) => reasoning.push_str(text),
+                AnswerPart::Call { index, id, name } => {
+                    calls.push((self.call_id(piece.index, *index, id.as_deref()), name, String::new()));
+                }
+                AnswerPart::Arguments { index, json } => calls[*index as usize].2.push_str(json),
+            }
+        }
+        let content = piece.content();
+        let says_nothing = content.is_empty() && !calls.is_empty();
+        let mut message = Map::new();
+        message.insert("role".into(), "assistant".into());
+        message.insert("content".into(), if says_nothing { Value::Null } else { content.into() });
+        if !reasoning.is_empty() {
+            message.insert("reasoning_content".into(), reasoning.into());
+        }
+        if !calls.is_empty() {
+            let calls = calls.into_iter().map(|(id, name, arguments)| {
+                json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+            });
+            message.insert("tool_calls".into(), calls.collect());
+        }
+        Value::Object(message)
+    }
+
+    fn shows(&self, part: &AnswerPart) -> bool {
+        self.reasoning || !matches!(part, AnswerPart::Reasoning(_))
+    }
+
+    /// The id that the model gave a call, or one of ours that no other call has.
+    fn call_id(&self, choice: u32, call: u32, own: Option<&str>) -> String {
+        own.map_or_else(|| self.ids.of(choice, call), str::to_owned)
+    }
 }
 
 /// What a chunk says beside its delta.
@@ -69,9 +129,9 @@ impl Shape for ChatShape {
         }
         // The entries of a piece leave with its first part.
         let mut entries = piece.entries.as_slice();
-        for part in &piece.parts {
+        for part in piece.parts.iter().filter(|part| self.shows(part)) {
             let end = End { entries: std::mem::take(&mut entries), finish: None };
-            self.chunk(index, delta(part), &end, usage, out);
+            self.chunk(index, self.delta(index, part), &end, usage, out);
         }
         if !entries.is_empty() {
             self.chunk(index, json!({"content": ""}), &End { entries, finish: None }, usage, out);
@@ -89,7 +149,7 @@ impl Shape for ChatShape {
         let choice = |piece: &Piece| {
             json!({
                 "index": piece.index,
-                "message": message(piece),
+                "message": self.message(piece),
                 "logprobs": self.logprobs(&piece.entries),
                 "finish_reason": piece.finish.map(Finish::as_str),
             })
@@ -98,46 +158,6 @@ impl Shape for ChatShape {
         whole.insert("usage".into(), usage.to_json());
         Value::Object(whole)
     }
-}
-
-fn delta(part: &AnswerPart) -> Value {
-    match part {
-        AnswerPart::Content(text) => json!({"content": text}),
-        AnswerPart::Reasoning(text) => json!({"reasoning_content": text}),
-        AnswerPart::Call { index, id, name } => json!({"tool_calls": [{
-            "index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""},
-        }]}),
-        AnswerPart::Arguments { index, json } => {
-            json!({"tool_calls": [{"index": index, "function": {"arguments": json}}]})
-        }
-    }
-}
-
-fn message(piece: &Piece) -> Value {
-    let mut message = Map::new();
-    let (mut reasoning, mut calls) = (String::new(), Vec::<(&Option<String>, &str, String)>::new());
-    for part in &piece.parts {
-        match part {
-            AnswerPart::Content(_) => {}
-            AnswerPart::Reasoning(text) => reasoning.push_str(text),
-            AnswerPart::Call { id, name, .. } => calls.push((id, name, String::new())),
-            AnswerPart::Arguments { index, json } => calls[*index as usize].2.push_str(json),
-        }
-    }
-    let content = piece.content();
-    message.insert("role".into(), "assistant".into());
-    let says_nothing = content.is_empty() && !calls.is_empty();
-    message.insert("content".into(), if says_nothing { Value::Null } else { content.into() });
-    if !reasoning.is_empty() {
-        message.insert("reasoning_content".into(), reasoning.into());
-    }
-    if !calls.is_empty() {
-        let calls = calls.into_iter().map(|(id, name, arguments)| {
-            json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
-        });
-        message.insert("tool_calls".into(), calls.collect());
-    }
-    Value::Object(message)
 }
 
 fn logprob(tokenizer: &Tokenizer, entry: &Entry) -> Value {
