@@ -5,7 +5,7 @@ use crate::error::ApiError;
 use atom_base::{FinishReason, ScoredToken, TokenId};
 use atom_engine::Event;
 use atom_telemetry::{Outcome, ServeMetrics};
-use atom_text::{Detokenizer, StopStrings};
+use atom_text::{AnswerParser, AnswerPart, Detokenizer, StopStrings};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
@@ -16,8 +16,8 @@ use std::time::Instant;
 pub(crate) struct Piece {
     /// Place among the choices of the answer.
     pub(crate) index: u32,
-    /// Whole characters.
-    pub(crate) text: String,
+    /// Whole characters; neighbours are of different kinds.
+    pub(crate) parts: Vec<AnswerPart>,
     /// One for every token since the last piece, if log-probabilities were asked for; those of held-back
     /// text are here already, those of text behind a stop string too.
     pub(crate) entries: Vec<Entry>,
@@ -35,10 +35,16 @@ pub(crate) struct Entry {
     pub(crate) offset: usize,
 }
 
-/// Why a choice ended, as the API says it.
+/// Why a choice ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Finish {
+    /// The model said so.
     Stop,
+    /// The stop string of this place in the request's list.
+    StopString(usize),
+    /// It calls tools and waits for what they say.
+    ToolCalls,
+    /// Its tokens are used up.
     Length,
 }
 
@@ -59,10 +65,11 @@ pub(crate) struct Choice {
     meter: Meter,
 }
 
-/// Tokens to text that may be shown.
+/// Tokens to text that may be shown, in this order: characters, the first stop string, parts.
 pub(crate) struct TextEnd {
     pub(crate) detokenizer: Detokenizer,
     pub(crate) stops: StopStrings,
+    pub(crate) parser: AnswerParser,
     /// Characters decoded so far, those of an echoed prompt included: where the next token begins.
     pub(crate) offset: usize,
 }
@@ -110,7 +117,7 @@ impl Choice {
 
     /// Shows the prompt's text before the continuation, and its tokens' entries if `prompt` is given.
     pub(crate) fn echo(&mut self, text: &str, prompt: Option<PromptEnd>) {
-        self.ready.text.push_str(text);
+        self.ready.push(AnswerPart::Content(text.to_owned()));
         self.text.offset = text.chars().count();
         self.prompt = prompt;
         self.push_prompt_entry(0, None);
@@ -180,27 +187,40 @@ impl Choice {
         let delta = self.text.detokenizer.push(scored.token);
         self.text.offset += delta.chars().count();
         let stopped = self.text.stops.push(delta);
-        self.ready.text.push_str(stopped.text);
-        if stopped.matched.is_some() {
-            self.ready.finish = Some(Finish::Stop);
+        let mut parts = Vec::new();
+        self.text.parser.push(stopped.text, &mut parts);
+        let matched = stopped.matched;
+        if let Some(stop) = matched {
+            self.text.parser.finish(&mut parts);
+            self.ready.finish = Some(self.stopped(Finish::StopString(stop)));
         }
-        stopped.matched.is_some()
+        self.ready.extend(parts);
+        matched.is_some()
     }
 
     /// What was held back comes out. The end of a character that never came may complete a stop string.
     fn finish(&mut self, reason: FinishReason) -> Outcome {
-        let stopped = self.text.stops.push(self.text.detokenizer.finish());
-        self.ready.text.push_str(stopped.text);
-        let matched = stopped.matched.is_some();
-        self.ready.text.push_str(self.text.stops.finish());
-        match reason {
-            FinishReason::Stop => self.ready.finish = Some(Finish::Stop),
-            FinishReason::Length if matched => self.ready.finish = Some(Finish::Stop),
-            FinishReason::Length => self.ready.finish = Some(Finish::Length),
+        let TextEnd { detokenizer, stops, parser, .. } = &mut self.text;
+        let mut parts = Vec::new();
+        let stopped = stops.push(detokenizer.finish());
+        let matched = stopped.matched;
+        parser.push(stopped.text, &mut parts);
+        parser.push(stops.finish(), &mut parts);
+        parser.finish(&mut parts);
+        self.ready.extend(parts);
+        match (reason, matched) {
             // We drop the stream when we abort, so this is the engine's own doing.
-            FinishReason::Aborted => self.failure = Some(ApiError::Aborted),
+            (FinishReason::Aborted, _) => self.failure = Some(ApiError::Aborted),
+            (_, Some(stop)) => self.ready.finish = Some(self.stopped(Finish::StopString(stop))),
+            (FinishReason::Stop, None) => self.ready.finish = Some(self.stopped(Finish::Stop)),
+            (FinishReason::Length, None) => self.ready.finish = Some(Finish::Length),
         }
         Outcome::from(reason)
+    }
+
+    /// An answer that ended by itself and calls tools waits for them.
+    fn stopped(&self, finish: Finish) -> Finish {
+        if self.text.parser.calls() > 0 { Finish::ToolCalls } else { finish }
     }
 
     fn push_prompt_entry(&mut self, index: usize, score: Option<ScoredToken>) {
@@ -222,23 +242,53 @@ impl Drop for Choice {
 
 impl Piece {
     fn is_empty(&self) -> bool {
-        self.text.is_empty() && self.entries.is_empty() && self.finish.is_none()
+        self.parts.is_empty() && self.entries.is_empty() && self.finish.is_none()
+    }
+
+    /// Appends a part, to the last one if that is of its kind.
+    fn push(&mut self, part: AnswerPart) {
+        use AnswerPart::{Arguments, Content, Reasoning};
+        match (self.parts.last_mut(), part) {
+            (_, Content(text) | Reasoning(text)) if text.is_empty() => {}
+            (Some(Content(last)), Content(text)) | (Some(Reasoning(last)), Reasoning(text)) => {
+                last.push_str(&text);
+            }
+            (Some(Arguments { index: last, json }), Arguments { index, json: more }) if *last == index => {
+                json.push_str(&more);
+            }
+            (_, part) => self.parts.push(part),
+        }
+    }
+
+    fn extend(&mut self, parts: impl IntoIterator<Item = AnswerPart>) {
+        parts.into_iter().for_each(|part| self.push(part));
+    }
+
+    /// The content in one string.
+    pub(crate) fn content(&self) -> String {
+        let texts = self.parts.iter().filter_map(|part| match part {
+            AnswerPart::Content(text) => Some(text.as_str()),
+            _ => None,
+        });
+        texts.collect()
     }
 
     /// Puts a later piece of the same choice behind this one.
     pub(crate) fn append(&mut self, later: Piece) {
         assert_eq!(self.index, later.index, "pieces of two choices in one text");
         assert!(self.finish.is_none(), "a piece behind the last one");
-        self.text.push_str(&later.text);
+        self.extend(later.parts);
         self.entries.extend(later.entries);
         self.finish = later.finish;
     }
 }
 
 impl Finish {
+    /// In the words of the OpenAI API.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
-            Self::Stop => "stop",
+            Self::Stop | Self::StopString(_) => "stop",
+            Self::ToolCalls => "tool_calls",
             Self::Length => "length",
         }
     }

@@ -5,11 +5,11 @@ use crate::error::ApiError;
 use crate::params::Params;
 use crate::phase::Running;
 use crate::server::Server;
+use crate::shape::Usage;
 use atom_base::{SamplingParams, StopParams, TokenId};
 use atom_engine::{Refusal, Request};
 use atom_telemetry::InFlight;
-use atom_text::{Detokenizer, Tokenizer};
-use serde_json::{Value, json};
+use atom_text::{AnswerParser, Detokenizer, Tokenizer};
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -22,6 +22,8 @@ pub(crate) struct Work {
     pub(crate) prompts: Vec<Prompt>,
     /// Hash of the client's session id, if it sent one.
     pub(crate) session: Option<u64>,
+    /// How the text of an answer is taken apart: a fresh parser, to be cloned for each choice.
+    pub(crate) parser: AnswerParser,
 }
 
 /// Tokens to continue.
@@ -62,6 +64,7 @@ impl Generation {
             let text = TextEnd {
                 detokenizer: Detokenizer::new(server.text.tokenizer.clone(), true),
                 stops: work.params.stops.clone(),
+                parser: work.parser.clone(),
                 offset: 0,
             };
             let meter = Meter { metrics: server.metrics.clone(), arrived, last_token: None };
@@ -112,13 +115,8 @@ impl Generation {
         if over == count { Poll::Ready(None) } else { Poll::Pending }
     }
 
-    /// How many choices there are.
-    pub(crate) fn choices(&self) -> usize {
-        self.choices.len()
-    }
-
     /// Every choice in full, in order, and the usage.
-    pub(crate) async fn collect(mut self) -> Result<(Vec<Piece>, Value), ApiError> {
+    pub(crate) async fn collect(mut self) -> Result<(Vec<Piece>, Usage), ApiError> {
         let mut whole: Vec<Piece> =
             (0..self.choices.len()).map(|at| Piece { index: at as u32, ..Piece::default() }).collect();
         while let Some(piece) = poll_fn(|cx| self.poll_piece(cx)).await {
@@ -128,18 +126,14 @@ impl Generation {
         Ok((whole, self.usage()))
     }
 
-    /// Tokens so far, in the API's words. A prompt counts once, however many choices continue it.
-    pub(crate) fn usage(&self) -> Value {
+    /// Tokens so far.
+    pub(crate) fn usage(&self) -> Usage {
         let firsts = || self.choices.iter().step_by(self.choices_per_prompt);
-        let prompt: usize = firsts().map(|choice| choice.prompt_tokens).sum();
-        let cached: usize = firsts().map(|choice| choice.cached_tokens).sum();
-        let generated: usize = self.choices.iter().map(|choice| choice.generated_tokens).sum();
-        json!({
-            "prompt_tokens": prompt,
-            "completion_tokens": generated,
-            "total_tokens": prompt + generated,
-            "prompt_tokens_details": {"cached_tokens": cached},
-        })
+        Usage {
+            prompt: firsts().map(|choice| choice.prompt_tokens).sum(),
+            cached: firsts().map(|choice| choice.cached_tokens).sum(),
+            generated: self.choices.iter().map(|choice| choice.generated_tokens).sum(),
+        }
     }
 }
 

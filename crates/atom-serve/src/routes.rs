@@ -15,7 +15,6 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{Router, get, post};
 use bytes::Bytes;
-use serde_json::Value;
 use std::convert::Infallible;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -70,20 +69,18 @@ async fn generate<S: Shape>(
     let answer = async {
         let bytes = body::read(request).await?;
         let arrived = Instant::now();
-        let (mut work, shape) = server.on_text_thread(move |server| read(server, &bytes)).await?;
+        let (mut work, mut shape) = server.on_text_thread(move |server| read(server, &bytes)).await?;
         work.session = session;
         let admission = Admission { running, in_flight, arrived };
         let generation = Generation::submit(&server, &work, admission)?;
         match work.params.stream {
-            Some(options) => {
+            Some(_) => {
                 let cut = server.phases.reached(Phase::Cut);
-                Ok(event_stream(SseBody::new(generation, shape, options, cut)))
+                Ok(event_stream(SseBody::new(generation, shape, cut)))
             }
             None => {
                 let (pieces, usage) = generation.collect().await?;
-                let mut whole = shape.whole(&pieces);
-                whole.insert("usage".into(), usage);
-                Ok(status::json(Value::Object(whole)))
+                Ok(status::json(shape.whole(&pieces, &usage)))
             }
         }
     };

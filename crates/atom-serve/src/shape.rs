@@ -1,29 +1,90 @@
-//! What chat and plain completions answer with, seen from the code that streams and collects.
+//! What the APIs answer with, seen from the code that streams and collects.
 
-use crate::choice::{Finish, Piece};
+use crate::choice::Piece;
+use crate::error::ApiError;
+use crate::params::StreamOptions;
 use crate::server::unix_s;
 use atom_base::TokenId;
 use atom_text::Tokenizer;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::fmt::Write;
 
-/// The JSON of one API. Streaming and collecting know it only through this, so that a stream can't say
-/// anything else than the whole answer.
+/// The words of one API. Streaming and collecting know it only through this, and both are made of the same
+/// pieces, so a stream can't say anything else than the whole answer.
+///
+/// The methods that stream append whole server-sent events to `out`.
 pub(crate) trait Shape: Send + Unpin + 'static {
-    /// The choice object that opens choice `index` in a stream, where the API has one.
-    fn opening(&self, index: u32) -> Option<Value>;
+    /// What comes before any piece; asked once, together with the first piece.
+    fn begin(&mut self, _usage: &Usage, _out: &mut String) {}
 
-    /// The choice object for a piece's text and entries.
-    fn delta(&self, piece: &Piece) -> Value;
+    /// A piece of a choice, and with its last one the choice's end.
+    fn piece(&mut self, piece: &Piece, usage: &Usage, out: &mut String);
 
-    /// The choice object that ends choice `index` in a stream.
-    fn closing(&self, index: u32, finish: Finish) -> Value;
+    /// What comes behind the last piece of the last choice.
+    fn end(&mut self, usage: &Usage, out: &mut String);
 
-    /// A chunk around choice objects.
-    fn chunk(&self, choices: Vec<Value>) -> Map<String, Value>;
+    /// The last event of a stream that failed. No [`end`](Self::end) follows, so that nobody takes a part
+    /// for the whole.
+    fn failed(&self, error: &ApiError, out: &mut String) {
+        push_event(out, &error.body());
+    }
 
-    /// The whole answer. Every piece is a complete choice.
-    fn whole(&self, pieces: &[Piece]) -> Map<String, Value>;
+    /// Sent into a silence, so that no proxy takes the connection for dead.
+    fn keep_alive(&self) -> &'static str {
+        ": keep-alive\n\n"
+    }
+
+    /// The whole answer, and the choices in their order. Every piece is a complete choice.
+    fn whole(&mut self, pieces: &[Piece], usage: &Usage) -> Value;
+}
+
+/// Tokens of a request so far. A prompt counts once, however many choices continue it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    pub(crate) prompt: usize,
+    /// Of the prompt's, those that were found in the cache.
+    pub(crate) cached: usize,
+    pub(crate) generated: usize,
+}
+
+impl Usage {
+    /// In the words of the OpenAI API.
+    pub(crate) fn to_json(self) -> Value {
+        json!({
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.generated,
+            "total_tokens": self.prompt + self.generated,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        })
+    }
+}
+
+/// What an OpenAI stream says of usage: in every chunk what `stream_options` ask for.
+pub(crate) fn chunk_usage(options: StreamOptions, usage: &Usage) -> Option<Value> {
+    if options.continuous_usage_stats {
+        Some(usage.to_json())
+    } else {
+        options.include_usage.then_some(Value::Null)
+    }
+}
+
+/// The chunks that end an OpenAI stream: the usage, if it was asked for, and the end mark.
+pub(crate) fn push_end(
+    out: &mut String,
+    options: StreamOptions,
+    mut empty_chunk: Map<String, Value>,
+    usage: &Usage,
+) {
+    if options.include_usage {
+        empty_chunk.insert("usage".into(), usage.to_json());
+        push_event(out, &Value::Object(empty_chunk));
+    }
+    out.push_str("data: [DONE]\n\n");
+}
+
+/// JSON has no raw line breaks, so an event's data is one line.
+pub(crate) fn push_event(out: &mut String, data: &Value) {
+    write!(out, "data: {data}\n\n").expect("writing to a String can't fail");
 }
 
 /// What is the same in every object of one answer.

@@ -22,6 +22,7 @@
 
 #![forbid(unsafe_code)]
 
+mod answer;
 mod content;
 mod detokenizer;
 mod error;
@@ -35,6 +36,7 @@ mod template;
 mod testing;
 mod tokenizer;
 
+pub use answer::{AnswerParser, AnswerPart, Tool};
 pub use content::{flatten_content, flatten_messages};
 pub use detokenizer::Detokenizer;
 pub use error::TextError;

@@ -1,11 +1,11 @@
 //! The answer, whole or in chunks.
 
 use crate::choice::{Entry, Finish, Piece};
-use crate::params::Params;
+use crate::params::{Params, StreamOptions};
 use crate::server::Server;
-use crate::shape::{Envelope, Shape, finite, token_string};
+use crate::shape::{Envelope, Shape, Usage, chunk_usage, finite, push_end, push_event, token_string};
 use atom_base::TokenId;
-use atom_text::Tokenizer;
+use atom_text::{AnswerPart, Tokenizer};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -14,6 +14,9 @@ pub(crate) struct ChatShape {
     envelope: Envelope,
     tokenizer: Arc<Tokenizer>,
     logprobs: bool,
+    options: StreamOptions,
+    /// Choices that have said that they begin.
+    opened: Box<[bool]>,
 }
 
 impl ChatShape {
@@ -22,7 +25,24 @@ impl ChatShape {
             envelope: Envelope::new(server.answer_id("chatcmpl"), params.model.clone()),
             tokenizer: server.text.tokenizer.clone(),
             logprobs: params.sampling.logprobs.is_some(),
+            options: params.stream.unwrap_or_default(),
+            opened: vec![false; params.n as usize].into(),
         }
+    }
+
+    /// One chunk with one choice, which is how every client knows them.
+    fn chunk(&self, index: u32, delta: Value, end: &End, usage: &Usage, out: &mut String) {
+        let choice = json!({
+            "index": index,
+            "delta": delta,
+            "logprobs": self.logprobs(end.entries),
+            "finish_reason": end.finish.map(Finish::as_str),
+        });
+        let mut chunk = self.envelope.wrap("chat.completion.chunk", vec![choice]);
+        if let Some(usage) = chunk_usage(self.options, usage) {
+            chunk.insert("usage".into(), usage);
+        }
+        push_event(out, &Value::Object(chunk));
     }
 
     fn logprobs(&self, entries: &[Entry]) -> Value {
@@ -34,44 +54,90 @@ impl ChatShape {
     }
 }
 
+/// What a chunk says beside its delta.
+#[derive(Default)]
+struct End<'a> {
+    entries: &'a [Entry],
+    finish: Option<Finish>,
+}
+
 impl Shape for ChatShape {
-    fn opening(&self, index: u32) -> Option<Value> {
-        Some(chunk_choice(index, json!({"role": "assistant", "content": ""}), Value::Null, None))
+    fn piece(&mut self, piece: &Piece, usage: &Usage, out: &mut String) {
+        let index = piece.index;
+        if !std::mem::replace(&mut self.opened[index as usize], true) {
+            self.chunk(index, json!({"role": "assistant", "content": ""}), &End::default(), usage, out);
+        }
+        // The entries of a piece leave with its first part.
+        let mut entries = piece.entries.as_slice();
+        for part in &piece.parts {
+            let end = End { entries: std::mem::take(&mut entries), finish: None };
+            self.chunk(index, delta(part), &end, usage, out);
+        }
+        if !entries.is_empty() {
+            self.chunk(index, json!({"content": ""}), &End { entries, finish: None }, usage, out);
+        }
+        if piece.finish.is_some() {
+            self.chunk(index, json!({}), &End { entries: &[], finish: piece.finish }, usage, out);
+        }
     }
 
-    fn delta(&self, piece: &Piece) -> Value {
-        let delta = json!({"content": piece.text});
-        chunk_choice(piece.index, delta, self.logprobs(&piece.entries), None)
+    fn end(&mut self, usage: &Usage, out: &mut String) {
+        push_end(out, self.options, self.envelope.wrap("chat.completion.chunk", Vec::new()), usage);
     }
 
-    fn closing(&self, index: u32, finish: Finish) -> Value {
-        chunk_choice(index, json!({}), Value::Null, Some(finish))
-    }
-
-    fn chunk(&self, choices: Vec<Value>) -> Map<String, Value> {
-        self.envelope.wrap("chat.completion.chunk", choices)
-    }
-
-    fn whole(&self, pieces: &[Piece]) -> Map<String, Value> {
+    fn whole(&mut self, pieces: &[Piece], usage: &Usage) -> Value {
         let choice = |piece: &Piece| {
             json!({
                 "index": piece.index,
-                "message": {"role": "assistant", "content": piece.text},
+                "message": message(piece),
                 "logprobs": self.logprobs(&piece.entries),
                 "finish_reason": piece.finish.map(Finish::as_str),
             })
         };
-        self.envelope.wrap("chat.completion", pieces.iter().map(choice).collect())
+        let mut whole = self.envelope.wrap("chat.completion", pieces.iter().map(choice).collect());
+        whole.insert("usage".into(), usage.to_json());
+        Value::Object(whole)
     }
 }
 
-fn chunk_choice(index: u32, delta: Value, logprobs: Value, finish: Option<Finish>) -> Value {
-    json!({
-        "index": index,
-        "delta": delta,
-        "logprobs": logprobs,
-        "finish_reason": finish.map(Finish::as_str),
-    })
+fn delta(part: &AnswerPart) -> Value {
+    match part {
+        AnswerPart::Content(text) => json!({"content": text}),
+        AnswerPart::Reasoning(text) => json!({"reasoning_content": text}),
+        AnswerPart::Call { index, id, name } => json!({"tool_calls": [{
+            "index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""},
+        }]}),
+        AnswerPart::Arguments { index, json } => {
+            json!({"tool_calls": [{"index": index, "function": {"arguments": json}}]})
+        }
+    }
+}
+
+fn message(piece: &Piece) -> Value {
+    let mut message = Map::new();
+    let (mut reasoning, mut calls) = (String::new(), Vec::<(&Option<String>, &str, String)>::new());
+    for part in &piece.parts {
+        match part {
+            AnswerPart::Content(_) => {}
+            AnswerPart::Reasoning(text) => reasoning.push_str(text),
+            AnswerPart::Call { id, name, .. } => calls.push((id, name, String::new())),
+            AnswerPart::Arguments { index, json } => calls[*index as usize].2.push_str(json),
+        }
+    }
+    let content = piece.content();
+    message.insert("role".into(), "assistant".into());
+    let says_nothing = content.is_empty() && !calls.is_empty();
+    message.insert("content".into(), if says_nothing { Value::Null } else { content.into() });
+    if !reasoning.is_empty() {
+        message.insert("reasoning_content".into(), reasoning.into());
+    }
+    if !calls.is_empty() {
+        let calls = calls.into_iter().map(|(id, name, arguments)| {
+            json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+        });
+        message.insert("tool_calls".into(), calls.collect());
+    }
+    Value::Object(message)
 }
 
 fn logprob(tokenizer: &Tokenizer, entry: &Entry) -> Value {

@@ -9,7 +9,7 @@ use crate::prompt::encode;
 use crate::server::{Server, unix_s};
 use atom_base::limits::TOP_LOGPROBS_MAX;
 use atom_engine::Refusal;
-use atom_text::{TemplateInput, flatten_content};
+use atom_text::{AnswerParser, TemplateInput, flatten_content};
 use serde_json::{Map, Value, json};
 
 /// Reads a body and turns its messages into tokens. Runs on a text thread.
@@ -38,7 +38,8 @@ pub(crate) fn read(server: &Server, body: &[u8]) -> Result<(Work, ChatShape), Ap
         None => room(server, tokens.len())?,
     };
     let shape = ChatShape::new(server, &params);
-    Ok((Work { params, prompts: vec![Prompt { tokens, max_tokens, echo: None }], session: None }, shape))
+    let prompts = vec![Prompt { tokens, max_tokens, echo: None }];
+    Ok((Work { params, prompts, session: None, parser: AnswerParser::plain() }, shape))
 }
 
 /// What is left of the context behind a prompt: the default of `max_tokens`.

@@ -1,9 +1,9 @@
 //! The answer, whole or in chunks.
 
 use crate::choice::{Entry, Finish, Piece};
-use crate::params::Params;
+use crate::params::{Params, StreamOptions};
 use crate::server::Server;
-use crate::shape::{Envelope, Shape, finite, token_string};
+use crate::shape::{Envelope, Shape, Usage, chunk_usage, finite, push_end, push_event, token_string};
 use atom_text::Tokenizer;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -13,6 +13,7 @@ pub(crate) struct CompletionShape {
     envelope: Envelope,
     tokenizer: Arc<Tokenizer>,
     logprobs: bool,
+    options: StreamOptions,
 }
 
 impl CompletionShape {
@@ -21,7 +22,16 @@ impl CompletionShape {
             envelope: Envelope::new(server.answer_id("cmpl"), params.model.clone()),
             tokenizer: server.text.tokenizer.clone(),
             logprobs: params.sampling.logprobs.is_some(),
+            options: params.stream.unwrap_or_default(),
         }
+    }
+
+    fn chunk(&self, choice: Value, usage: &Usage, out: &mut String) {
+        let mut chunk = self.envelope.wrap(OBJECT, vec![choice]);
+        if let Some(usage) = chunk_usage(self.options, usage) {
+            chunk.insert("usage".into(), usage);
+        }
+        push_event(out, &Value::Object(chunk));
     }
 
     fn choice(&self, piece: &Piece, finish: Option<Finish>) -> Value {
@@ -32,7 +42,7 @@ impl CompletionShape {
         };
         json!({
             "index": piece.index,
-            "text": piece.text,
+            "text": piece.content(),
             "logprobs": logprobs,
             "finish_reason": finish.map(Finish::as_str),
         })
@@ -40,25 +50,25 @@ impl CompletionShape {
 }
 
 impl Shape for CompletionShape {
-    fn opening(&self, _index: u32) -> Option<Value> {
-        None
+    fn piece(&mut self, piece: &Piece, usage: &Usage, out: &mut String) {
+        if !piece.parts.is_empty() || !piece.entries.is_empty() {
+            self.chunk(self.choice(piece, None), usage, out);
+        }
+        if let Some(finish) = piece.finish {
+            let end = Piece { index: piece.index, ..Piece::default() };
+            self.chunk(self.choice(&end, Some(finish)), usage, out);
+        }
     }
 
-    fn delta(&self, piece: &Piece) -> Value {
-        self.choice(piece, None)
+    fn end(&mut self, usage: &Usage, out: &mut String) {
+        push_end(out, self.options, self.envelope.wrap(OBJECT, Vec::new()), usage);
     }
 
-    fn closing(&self, index: u32, finish: Finish) -> Value {
-        self.choice(&Piece { index, ..Piece::default() }, Some(finish))
-    }
-
-    fn chunk(&self, choices: Vec<Value>) -> Map<String, Value> {
-        self.envelope.wrap("text_completion", choices)
-    }
-
-    fn whole(&self, pieces: &[Piece]) -> Map<String, Value> {
+    fn whole(&mut self, pieces: &[Piece], usage: &Usage) -> Value {
         let choices = pieces.iter().map(|piece| self.choice(piece, piece.finish)).collect();
-        self.envelope.wrap("text_completion", choices)
+        let mut whole = self.envelope.wrap(OBJECT, choices);
+        whole.insert("usage".into(), usage.to_json());
+        Value::Object(whole)
     }
 }
 
@@ -89,3 +99,6 @@ fn logprobs(tokenizer: &Tokenizer, entries: &[Entry]) -> Value {
     }
     json!({"tokens": tokens, "token_logprobs": scores, "top_logprobs": tops, "text_offset": offsets})
 }
+
+/// A part and a whole have the same name here.
+const OBJECT: &str = "text_completion";

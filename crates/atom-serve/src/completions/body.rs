@@ -9,6 +9,7 @@ use crate::prompt::encode;
 use crate::server::Server;
 use atom_base::TokenId;
 use atom_base::limits::{PROMPTS_MAX, TOP_LOGPROBS_MAX};
+use atom_text::AnswerParser;
 use serde_json::{Value, json};
 
 /// Reads a body and turns its prompts into tokens. Runs on a text thread.
@@ -44,7 +45,7 @@ pub(crate) fn read(server: &Server, body: &[u8]) -> Result<(Work, CompletionShap
         })
         .collect::<Result<_, ApiError>>()?;
     let shape = CompletionShape::new(server, &params);
-    Ok((Work { params, prompts, session: None }, shape))
+    Ok((Work { params, prompts, session: None, parser: AnswerParser::plain() }, shape))
 }
 
 enum RawPrompt {
