@@ -46,6 +46,8 @@ pub(crate) struct Lane<T> {
     last_replay_us: u32,
     /// In the last exchange.
     waited_us: u32,
+    /// Prompts wait in the step that goes on.
+    is_held: bool,
     order: u64,
     /// Steps that may be in flight when the next one is planned.
     depth: usize,
@@ -134,6 +136,7 @@ impl<T: Tap> Lane<T> {
             last_signature: 0,
             last_replay_us: 0,
             waited_us: 0,
+            is_held: false,
             order: 0,
             depth: config.steps_ahead(),
             flight: None,
@@ -186,7 +189,8 @@ impl<T: Tap> Lane<T> {
                 GroupStep::Record(bucket) => self.record(bucket)?,
                 GroupStep::Step { bucket, grants, note } => {
                     self.count_note(&note);
-                    self.replay(bucket, grants, matches!(note.prefill, Prefill::Held { .. }))?;
+                    self.is_held = matches!(note.prefill, Prefill::Held { .. });
+                    self.replay(bucket, grants)?;
                 }
                 GroupStep::Exit(ExitCause::Asked) => return self.leave(),
                 GroupStep::Exit(ExitCause::Fatal { lane }) => return Err(RankError::Fatal { lane }),
@@ -340,7 +344,7 @@ impl<T: Tap> Lane<T> {
         Ok(())
     }
 
-    fn replay(&mut self, bucket: Bucket, grants: Grants, is_held: bool) -> Result<(), RankError> {
+    fn replay(&mut self, bucket: Bucket, grants: Grants) -> Result<(), RankError> {
         let patience = self.state.patience();
         self.note(Activity::Committing, patience);
         self.next_order(patience)?;
@@ -378,7 +382,7 @@ impl<T: Tap> Lane<T> {
             wait_us: self.waited_us,
             oldest_wait_ms: mine.oldest_wait_ms,
             kv_per_mille: mine.kv_per_mille,
-            is_held,
+            is_held: self.is_held,
             ..StepRecord::default()
         };
         let flight = Flight { order: self.order, bucket, start, record };

@@ -12,7 +12,13 @@ export class Group {
     this.now = new Map(); // lane -> { doing, step }
     this.frozen = false;
     this.lost = 0;
-    $("freeze").addEventListener("click", () => this.freeze(!this.frozen));
+    $("freeze").addEventListener("click", () => {
+      this.freeze(!this.frozen);
+      if (this.frozen) return;
+      // What came meanwhile is fetched with all that is kept.
+      this.stop();
+      this.start();
+    });
   }
 
   /** Watches until told otherwise; a stream that breaks is opened again. */

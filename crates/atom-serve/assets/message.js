@@ -141,9 +141,12 @@ function figures({ stats, finish, stopped }) {
 
 /** From the first token to the last one. */
 export function tokensPerSecond({ tokens, ttft_ms, all_ms }) {
-  if (!(tokens > 1) || !(all_ms > ttft_ms)) return undefined;
+  if (!(tokens > 1) || !(all_ms - ttft_ms > SPAN_MS_MIN)) return undefined;
   return ((tokens - 1) / (all_ms - ttft_ms)) * 1000;
 }
+
+/** What came in a shorter time may have come as one piece of network, and its speed says nothing. */
+const SPAN_MS_MIN = 50;
 
 export function milliseconds(value) {
   return value < 1000 ? `${Math.round(value)} ms` : `${(value / 1000).toFixed(2)} s`;
