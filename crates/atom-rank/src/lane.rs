@@ -6,14 +6,14 @@ use crate::device::Device;
 use crate::host::HostConfig;
 use crate::link::Link;
 use crate::mail::Mail;
-use crate::outbox::Outbox;
+use crate::outbox::{Batch, Outbox};
 use crate::probe::{Stage, Tap};
 use crate::recent::{StepRecord, StepRing};
 use crate::shared::{Form, FormLane, GroupShared, LaneShared};
 use crate::stats::{EagerCause, Gauges};
 use crate::step_trace::StepTrace;
-use atom_base::{RequestId, Seat, StepNo};
-use atom_engine::{Event, Scheduler, Want};
+use atom_base::{LaneId, Seat, StepNo};
+use atom_engine::{Scheduler, Want};
 use atom_group::machine::Calls;
 use atom_group::{
     Activity, Bucket, Divergence, ExchangeError, ExitCause, Facts, FactsFlags, Grants, GroupState, GroupStep,
@@ -31,6 +31,7 @@ pub(crate) struct Lane<T> {
     group: Arc<GroupShared>,
     /// Of the epoch that runs.
     form: Option<Arc<Form>>,
+    lane: LaneId,
     lane_in_group: usize,
     outbox: Arc<Outbox>,
     start: Instant,
@@ -40,7 +41,7 @@ pub(crate) struct Lane<T> {
     scheduler: Scheduler,
     device: Device,
     mail: VecDeque<Mail>,
-    events: Vec<(RequestId, Event)>,
+    events: Batch,
     facts: Vec<Facts>, // [lanes]
     last_signature: u64,
     last_replay_us: u32,
@@ -121,6 +122,7 @@ impl<T: Tap> Lane<T> {
         group.lanes[seat.lane_in_group].recent.get_or_init(StepRing::new);
         Self {
             form: None,
+            lane: seat.lane,
             lane_in_group: seat.lane_in_group,
             outbox,
             start,
@@ -129,7 +131,7 @@ impl<T: Tap> Lane<T> {
             scheduler: Scheduler::new(config.scheduler.clone()),
             device,
             mail: VecDeque::new(),
-            events: Vec::with_capacity(EVENTS_PER_SEQUENCE * config.scheduler.max_num_seqs),
+            events: Outbox::batch(),
             facts: vec![Facts::default(); group.lanes.len()],
             last_signature: 0,
             last_replay_us: 0,
@@ -244,7 +246,7 @@ impl<T: Tap> Lane<T> {
             }
         }
         self.gauges().set_counters(&self.scheduler.counters());
-        self.outbox.post(&mut self.events);
+        self.outbox.post(self.lane, &mut self.events);
     }
 
     /// What the outside wants of this lane.
@@ -414,7 +416,7 @@ impl<T: Tap> Lane<T> {
         self.tap.reach(self.step, Stage::Apply)?;
         self.scheduler.apply(&post.plan, results, &mut self.events);
         self.count(flight, &post, took);
-        self.outbox.post(&mut self.events);
+        self.outbox.post(self.lane, &mut self.events);
         Ok(())
     }
 
@@ -493,6 +495,3 @@ struct Flight {
 fn micros(took: Duration) -> u32 {
     took.as_micros().clamp(1, u128::from(u32::MAX)) as u32
 }
-
-/// Events of one request in one step: it may start, get a token and end.
-const EVENTS_PER_SEQUENCE: usize = 3;

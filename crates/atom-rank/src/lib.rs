@@ -37,7 +37,7 @@ pub use atom_engine::LoadBalance;
 pub use collectives::collective_bytes;
 pub use host::{Host, HostConfig, HostError, Progress};
 pub use link::{Link, LinkArgs, LinkError, SILENCE_MAX};
-pub use outbox::EventSink;
+pub use outbox::{EventSink, StepSink};
 pub use probe::{Probe, Stage};
 pub use recent::StepRecord;
 pub use shares::PaddingShares;

@@ -1,9 +1,9 @@
 //! The host as the HTTP server's engine.
 
-use atom_engine::{EngineLimits, Refusal, Request};
+use atom_engine::{EngineLimits, Event, Refusal, Request};
 use atom_group::Activity;
-use atom_rank::{EagerCause, Host, PaddingShares, StepRecord};
-use atom_serve::{Condition, Engine, EventStream, Health, LaneHealth, LaneStep};
+use atom_rank::{EagerCause, Host, PaddingShares, StepRecord, StepSink};
+use atom_serve::{Condition, Engine, EventSender, EventStream, Health, LaneHealth, LaneStep};
 use atom_telemetry::{Exposition, Kind};
 use std::fmt::Display;
 use std::sync::Arc;
@@ -19,12 +19,7 @@ impl Engine for HostEngine {
     fn submit(&self, request: Request) -> Result<EventStream, Refusal> {
         let (host, id) = (Arc::clone(&self.0), request.id);
         let (sender, stream) = EventStream::new(move || host.abort(id));
-        self.0.submit(
-            request,
-            Box::new(move |event| {
-                sender.send(event);
-            }),
-        )?;
+        self.0.submit_by_step(request, Box::new(ToStream(sender)))?;
         Ok(stream)
     }
 
@@ -116,6 +111,15 @@ impl Engine for HostEngine {
                 family = family.histogram(&[("lane", &lane)], &PaddingShares::BOUNDS, &steps, sum);
             }
         }
+    }
+}
+
+/// Where the events of one request go: what a step has for it wakes its reader once.
+struct ToStream(EventSender);
+
+impl StepSink for ToStream {
+    fn take(&mut self, events: &mut dyn Iterator<Item = Event>) {
+        self.0.send_all(events);
     }
 }
 
