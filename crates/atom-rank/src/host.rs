@@ -297,6 +297,17 @@ impl Host {
         self.shared.health()
     }
 
+    /// Begins to record what the steps of this host's lanes take. False if that goes on already.
+    pub fn start_profile(&self) -> bool {
+        self.shared.profile.start()
+    }
+
+    /// Ends that: the newest steps, oldest first, and how many older ones there was no room for. `None` if
+    /// none was begun.
+    pub fn stop_profile(&self) -> Option<(Vec<StepRecord>, u64)> {
+        self.shared.profile.stop()
+    }
+
     /// This host and the others of its group refuse new requests from now on; those that run go on.
     pub fn drain(&self) {
         self.wish(|wish| wish.draining = true);

@@ -8,6 +8,7 @@ use crate::link::Link;
 use crate::mail::Mail;
 use crate::outbox::{Batch, Outbox};
 use crate::probe::{Stage, Tap};
+use crate::profile::Profile;
 use crate::recent::{StepRecord, StepRing};
 use crate::shared::{Form, FormLane, GroupShared, LaneShared};
 use crate::stats::{EagerCause, Gauges};
@@ -62,6 +63,7 @@ pub(crate) struct Lane<T> {
     fail_on_eager: bool,
     /// Of the group's first lane, with the number of the group.
     step_trace: Option<(Arc<StepTrace>, usize)>,
+    profile: Arc<Profile>,
     tap: T,
 }
 
@@ -74,6 +76,7 @@ pub(crate) struct LaneParts<'a> {
     pub(crate) start: Instant,
     pub(crate) device: Device,
     pub(crate) step_trace: Option<Arc<StepTrace>>,
+    pub(crate) profile: Arc<Profile>,
 }
 
 /// Why a rank thread ended other than by being asked to.
@@ -115,7 +118,7 @@ impl RankError {
 
 impl<T: Tap> Lane<T> {
     pub(crate) fn new(parts: LaneParts<'_>, tap: T) -> Self {
-        let LaneParts { config, seat, group, outbox, start, device, step_trace } = parts;
+        let LaneParts { config, seat, group, outbox, start, device, step_trace, profile } = parts;
         // Every lane has everybody's facts.
         let step_trace = step_trace.filter(|_| seat.lane_in_group == 0);
         // Before the first step, and kept when the rank is replaced.
@@ -144,6 +147,7 @@ impl<T: Tap> Lane<T> {
             told: FactsFlags::default(),
             eager: config.enforce_eager.then_some(EagerCause::EnforceEager),
             fail_on_eager: config.fail_on_eager,
+            profile,
             step_trace: step_trace.map(|trace| (trace, usize::from(seat.group))),
             tap,
             group,
@@ -452,6 +456,7 @@ impl<T: Tap> Lane<T> {
             ..flight.record
         };
         self.lane().recent.get().expect("it is made with the lane").push(&record);
+        self.profile.add(|| StepRecord { lane: self.lane, ..record });
     }
 
     fn count_note(&self, note: &StepNote) {

@@ -24,6 +24,7 @@ mod link;
 mod mail;
 mod outbox;
 mod probe;
+mod profile;
 mod recent;
 mod shared;
 mod shares;

@@ -15,7 +15,8 @@
 use atom_base::{FinishReason, ScoredToken, TokenId};
 use atom_engine::{EngineLimits, Event, Refusal, Request};
 use atom_serve::{
-    Condition, Engine, EventSender, EventStream, Health, LaneStep, SeedSource, Server, ServerOptions, TextModel, serve,
+    Condition, Engine, EventSender, EventStream, Health, LaneStep, SeedSource, Server, ServerOptions,
+    TextModel, serve,
 };
 use atom_text::{ChatTemplate, GgufVocabulary, Tokenizer, TokenizerSource};
 use std::collections::HashSet;
