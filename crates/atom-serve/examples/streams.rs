@@ -15,8 +15,8 @@
 use atom_base::{FinishReason, ScoredToken, TokenId};
 use atom_engine::{EngineLimits, Event, Refusal, Request};
 use atom_serve::{
-    Condition, Engine, EventSender, EventStream, Health, LaneStep, SeedSource, Server, ServerOptions,
-    TextModel, serve,
+    CacheUse, Condition, Engine, EventSender, EventStream, Health, LaneStep, Layout, Profile, ProfileRefusal,
+    SeedSource, Server, ServerOptions, TextModel, serve,
 };
 use atom_text::{ChatTemplate, GgufVocabulary, Tokenizer, TokenizerSource};
 use std::collections::HashSet;
@@ -75,6 +75,7 @@ impl Load {
 /// An engine that gives every request a token in each step.
 struct Paced {
     limits: EngineLimits,
+    layout: Layout,
     arrived: Mutex<Vec<Running>>,
     aborted: Arc<Mutex<HashSet<u64>>>,
     ended: AtomicUsize,
@@ -99,6 +100,7 @@ impl Paced {
                 vocab_size: 1 << 9,
                 lanes: 1,
             },
+            layout: Layout::default(),
             arrived: Mutex::default(),
             aborted: Arc::default(),
             ended: AtomicUsize::new(0),
@@ -180,6 +182,22 @@ impl Engine for Paced {
 
     fn steps_after(&self, _: &[u64]) -> Vec<LaneStep> {
         Vec::new()
+    }
+
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn caches(&self) -> Vec<CacheUse> {
+        Vec::new()
+    }
+
+    fn start_profile(&self) -> Result<(), ProfileRefusal> {
+        Err(ProfileRefusal::Off)
+    }
+
+    fn stop_profile(&self) -> Result<Profile, ProfileRefusal> {
+        Err(ProfileRefusal::Off)
     }
 
     fn write_metrics(&self, _: &mut String) {}

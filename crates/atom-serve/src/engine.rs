@@ -1,5 +1,6 @@
 //! The seam to the engine: what the server asks of it, and nothing about how it is done.
 
+use crate::report::{CacheUse, Layout, Profile, ProfileRefusal};
 use atom_base::{LaneId, RequestId, StepNo};
 use atom_engine::{EngineError, EngineLimits, Event, Refusal, Request};
 use std::collections::VecDeque;
@@ -42,6 +43,18 @@ pub trait Engine: Send + Sync + 'static {
     /// Of every lane, in order, the steps that it took after its number `seen[lane]`, as far back as they are
     /// kept; all of them of a lane beyond the end of `seen`. Nothing waits for who asks.
     fn steps_after(&self, seen: &[u64]) -> Vec<LaneStep>;
+
+    /// How the model is laid out: fixed at start.
+    fn layout(&self) -> &Layout;
+
+    /// What the lanes' caches hold, lane by lane.
+    fn caches(&self) -> Vec<CacheUse>;
+
+    /// Begins to record what steps do.
+    fn start_profile(&self) -> Result<(), ProfileRefusal>;
+
+    /// Ends that and writes it down. The one method that is called where it may take its time.
+    fn stop_profile(&self) -> Result<Profile, ProfileRefusal>;
 
     /// Appends the engine's own metrics; [`atom_telemetry::Exposition`] has the format.
     fn write_metrics(&self, out: &mut String);
