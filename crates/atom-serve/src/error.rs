@@ -1,5 +1,6 @@
 //! Everything that is answered with an error, in the shape of the OpenAI API.
 
+use crate::report::ProfileRefusal;
 use atom_base::{LaneId, SamplingError};
 use atom_engine::{EngineError, Refusal};
 use atom_text::TextError;
@@ -109,6 +110,9 @@ pub(crate) enum ApiError {
     /// Another operator's doing: what was ordered last holds.
     #[error("the pause was overtaken: a resume or an exit came meanwhile, from another client or host")]
     PauseOvertaken,
+    /// Recording a profile.
+    #[error(transparent)]
+    Profile(#[from] ProfileRefusal),
     /// A panic in a text thread: our bug.
     #[error("internal error: {0}")]
     Internal(String),
@@ -178,6 +182,7 @@ impl ApiError {
             Self::Draining => ours(StatusCode::SERVICE_UNAVAILABLE).code("shutting_down"),
             Self::NotAtRest { .. } => ours(StatusCode::GATEWAY_TIMEOUT).code("not_at_rest"),
             Self::PauseOvertaken => invalid(StatusCode::CONFLICT).code("pause_overtaken"),
+            Self::Profile(refusal) => profile_class(refusal),
             Self::Aborted => ours(StatusCode::SERVICE_UNAVAILABLE).code("aborted"),
             Self::Text(_) | Self::Engine(_) | Self::Internal(_) => ours(StatusCode::INTERNAL_SERVER_ERROR),
         }
@@ -210,6 +215,15 @@ fn refusal_class(refusal: &Refusal) -> Class {
         Refusal::NoSuchLane { .. } => bad.code("invalid_value").param("data_parallel_rank"),
         Refusal::QueueFull { .. } => queue_full(),
         Refusal::Closed(_) => ours(StatusCode::SERVICE_UNAVAILABLE).code("closed"),
+    }
+}
+
+fn profile_class(refusal: &ProfileRefusal) -> Class {
+    match refusal {
+        ProfileRefusal::Off => invalid(StatusCode::FORBIDDEN).code("profiling_off"),
+        ProfileRefusal::Running => invalid(StatusCode::CONFLICT).code("profile_running"),
+        ProfileRefusal::NotRunning => invalid(StatusCode::CONFLICT).code("no_profile"),
+        ProfileRefusal::Unwritten { .. } => ours(StatusCode::INTERNAL_SERVER_ERROR).code("profile_unwritten"),
     }
 }
 

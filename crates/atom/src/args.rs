@@ -313,6 +313,15 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = parse_reasoning_format)]
     pub(crate) reasoning_parser: FormatArg<ReasoningFormat>,
 
+    /// Let whoever reaches the server look inside: GET /debug/cache_stats.
+    #[arg(long)]
+    pub(crate) enable_debug: bool,
+
+    /// Let POST /start_profile and /stop_profile record what steps take, into files of this folder for a trace
+    /// viewer (Chromium's format, which Perfetto opens).
+    #[arg(long, value_name = "DIR")]
+    pub(crate) profile_dir: Option<PathBuf>,
+
     /// Seconds that running requests have to finish after SIGTERM or Ctrl-C.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub(crate) drain_seconds: u64,

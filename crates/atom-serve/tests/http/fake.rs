@@ -4,8 +4,8 @@ use crate::client::{Client, Response};
 use atom_base::{FinishReason, RequestId, ScoredToken, TokenId};
 use atom_engine::{EngineLimits, Event, Refusal, Request};
 use atom_serve::{
-    Condition, Drained, Engine, EventSender, EventStream, Health, LaneHealth, LaneStep, SeedSource, Server,
-    ServerOptions, TextModel, serve,
+    CacheUse, Condition, Drained, Engine, EventSender, EventStream, Health, LaneHealth, LaneStep, Layout,
+    Profile, ProfileRefusal, SeedSource, Server, ServerOptions, TextModel, serve,
 };
 use atom_text::{
     ChatTemplate, Dialect, GgufVocabulary, ReasoningFormat, Tokenizer, TokenizerSource, ToolFormat,
@@ -38,6 +38,8 @@ type Script = Box<dyn Fn(&Request) -> Vec<Play> + Send + Sync>;
 /// Plays `script(request)` for every request.
 pub(crate) struct Fake {
     limits: EngineLimits,
+    layout: Layout,
+    pub(crate) profile: Mutex<Profiling>,
     script: Script,
     pub(crate) gate: Arc<Semaphore>,
     /// Everything that was taken, in order.
@@ -59,6 +61,14 @@ pub(crate) struct Fake {
     played: Arc<watch::Sender<usize>>,
 }
 
+/// Whether steps can be recorded, and are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Profiling {
+    Off,
+    Ready,
+    On,
+}
+
 /// A server on a loopback port.
 pub(crate) struct Site {
     pub(crate) address: SocketAddr,
@@ -78,6 +88,16 @@ impl Fake {
                 vocab_size: VOCAB,
                 lanes: 2,
             },
+            layout: Layout {
+                device: "paper".into(),
+                ranks_per_lane: 1,
+                lanes: 2,
+                lanes_per_group: 2,
+                hosts: 1,
+                step_rows: vec![8, 16, 32],
+                page_size: 16,
+            },
+            profile: Mutex::new(Profiling::Off),
             script: Box::new(script),
             gate: Arc::new(Semaphore::new(0)),
             taken: Mutex::default(),
@@ -203,6 +223,38 @@ impl Engine for Fake {
             place.and_then(|place| seen.get(place)).copied().unwrap_or(0)
         };
         self.steps.lock().unwrap().iter().filter(|step| step.number > seen_of(step)).copied().collect()
+    }
+
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn caches(&self) -> Vec<CacheUse> {
+        vec![CacheUse { pages_held: 3, prompt_tokens: 20, cached_tokens: 16, ..CacheUse::default() }]
+    }
+
+    fn start_profile(&self) -> Result<(), ProfileRefusal> {
+        let mut profile = self.profile.lock().unwrap();
+        match *profile {
+            Profiling::Ready => {
+                *profile = Profiling::On;
+                Ok(())
+            }
+            Profiling::On => Err(ProfileRefusal::Running),
+            Profiling::Off => Err(ProfileRefusal::Off),
+        }
+    }
+
+    fn stop_profile(&self) -> Result<Profile, ProfileRefusal> {
+        let mut profile = self.profile.lock().unwrap();
+        match *profile {
+            Profiling::On => {
+                *profile = Profiling::Ready;
+                Ok(Profile { file: "profiles/1.json".into(), steps: 12, steps_lost: 0 })
+            }
+            Profiling::Ready => Err(ProfileRefusal::NotRunning),
+            Profiling::Off => Err(ProfileRefusal::Off),
+        }
     }
 
     fn write_metrics(&self, out: &mut String) {
