@@ -2,10 +2,10 @@
 
 use crate::aligned::Slabs;
 use crate::matmul::Part;
-use crate::pack::{Packed, check, row_bytes};
+use crate::pack::{Packed, check};
 use crate::pool::Pool;
 use atom_ops::{OpsError, Slice};
-use atom_weights::{DType, Tensor};
+use atom_weights::{DType, Tensor, quant};
 use half::{bf16, f16};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -199,7 +199,7 @@ pub(crate) fn load_vector(parts: &[Slice]) -> Result<Vec<f32>, OpsError> {
         for row in 0..part.rows.len() {
             let start = vector.len();
             vector.resize(start + part.cols.len(), 0.0);
-            dequantise(part.tensor.dtype, row_bytes(part, row), &mut vector[start..]);
+            dequantise_row(&part.tensor, part.rows.start + row, part.cols.clone(), &mut vector[start..]);
         }
     }
     Ok(vector)
@@ -210,13 +210,23 @@ pub(crate) fn check_table(table: &Tensor) -> Result<(), OpsError> {
     check(&Slice { tensor: table.clone(), rows: 0..table.rows(), cols: 0..table.cols() })
 }
 
+/// Columns of a row as f32, FP8 with its scales; allocates nothing.
+pub(crate) fn dequantise_row(tensor: &Tensor, row: usize, cols: Range<usize>, to: &mut [f32]) {
+    let dtype = tensor.dtype;
+    if dtype == DType::F8_E4M3 {
+        return quant::expand_row(tensor, row, cols, to);
+    }
+    dequantise(dtype, &tensor.row(row)[dtype.row_bytes(cols.start)..dtype.row_bytes(cols.end)], to);
+}
+
 /// Whole blocks as f32: `d * code`, for Q4_1 `d * code + m` rounded once.
-pub(crate) fn dequantise(dtype: DType, from: &[u8], to: &mut [f32]) {
+fn dequantise(dtype: DType, from: &[u8], to: &mut [f32]) {
     assert_eq!(from.len(), dtype.row_bytes(to.len()), "{} elements of {dtype:?}", to.len());
     match dtype {
         DType::F32 => each::<4>(from, to, f32::from_le_bytes),
         DType::F16 => each::<2>(from, to, |bytes| f16::from_le_bytes(bytes).to_f32()),
         DType::BF16 => each::<2>(from, to, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+        DType::F8_E4M3 => unreachable!("its scales are not in its bytes"),
         DType::Q8_0 => {
             for (block, to) in from.as_chunks::<34>().0.iter().zip(to.as_chunks_mut::<32>().0) {
                 let step = half_at(block, 0);

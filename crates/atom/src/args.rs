@@ -1,6 +1,7 @@
 //! The command line. Flags follow vLLM and ATOM where those have one; `-` and `_` are the same.
 
 use atom_group::{Policy, PolicyError};
+use clap::builder::BoolishValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -49,7 +50,7 @@ pub(crate) enum Command {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SourceArgs {
     /// Never touch the network: only what is in the cache.
-    #[arg(long, env = "ATOM_OFFLINE")]
+    #[arg(long, env = "ATOM_OFFLINE", value_parser = BoolishValueParser::new())]
     pub(crate) offline: bool,
 }
 
