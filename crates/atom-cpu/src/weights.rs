@@ -271,6 +271,7 @@ fn nibbles(codes: &[u8], to: &mut [f32; 32], convert: impl Fn(f32) -> f32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use atom_weights::Fp8Scales;
 
     fn tensor() -> Tensor {
         Tensor::from_f32(vec![40, 8], (0..320).map(|i| i as f32).collect())
@@ -302,6 +303,35 @@ mod tests {
             let tensor = tensor();
             assert!(addresses.insert(tensor.bytes().as_ptr()), "the share keeps what it knows alive");
             share.packed(&slice(&tensor, 0..40), &mut pool).unwrap();
+        }
+    }
+
+    /// Slices that begin and end within blocks of scales, and rows of a table.
+    #[test]
+    fn fp8_is_packed_as_the_numbers_that_it_stands_for() {
+        let (rows, cols) = (50, 40);
+        let codes: Vec<u8> = (0..rows * cols).map(|i| (i * 31 % 0x7f) as u8 | (i % 2 << 7) as u8).collect();
+        let scales = (0..7 * 3).map(|i| 0.01 + i as f32).collect();
+        let fp8 = Tensor::new(DType::F8_E4M3, vec![rows, cols], Arc::new(codes), 0, rows * cols)
+            .scaled(Fp8Scales::Block { rows: 8, cols: 16 }, Tensor::from_f32(vec![7, 3], scales));
+        let plain = Tensor::from_f32(vec![rows, cols], quant::dequantize(&fp8));
+        let (share, mut pool) = (WeightShare::new(), Pool::new(2, &[]).unwrap());
+        for (rows, cols) in [(0..50, 0..40), (5..43, 7..31), (49..50, 15..16)] {
+            let mut bytes = |tensor: &Tensor| {
+                let slice = Slice { tensor: tensor.clone(), rows: rows.clone(), cols: cols.clone() };
+                let packed = share.packed(&slice, &mut pool).unwrap();
+                assert_eq!(
+                    (packed.dtype, packed.outputs, packed.inputs),
+                    (DType::F32, rows.len(), cols.len())
+                );
+                let start = packed.panel(0);
+                // SAFETY: panels stand one behind the other, and all of them are the piece.
+                unsafe { std::slice::from_raw_parts(start, packed.bytes()) }.to_vec()
+            };
+            assert!(bytes(&fp8) == bytes(&plain), "{rows:?} {cols:?}");
+            let mut row = vec![0.0; cols.len()];
+            dequantise_row(&fp8, rows.start, cols.clone(), &mut row);
+            assert_eq!(row, quant::dequantize(&plain)[rows.start * 40..][cols.clone()]);
         }
     }
 
