@@ -2,6 +2,7 @@
 
 use atom_group::{Policy, PolicyError};
 use atom_text::{ReasoningFormat, ToolFormat};
+use clap::builder::BoolishValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -50,7 +51,7 @@ pub(crate) enum Command {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SourceArgs {
     /// Never touch the network: only what is in the cache.
-    #[arg(long, env = "ATOM_OFFLINE")]
+    #[arg(long, env = "ATOM_OFFLINE", value_parser = BoolishValueParser::new())]
     pub(crate) offline: bool,
 }
 

@@ -60,6 +60,9 @@ pub(crate) fn launch_with(args: &EngineArgs, policy: Policy) -> Result<Running> 
     );
     tracing::info!("{served_name}: {}", checkpoint.description());
     refuse_unused_layers(&checkpoint)?;
+    if checkpoint.unused_scales() > 0 {
+        tracing::info!("{}", unused_scales(&checkpoint));
+    }
     let target = match gpu {
         Some(gpu) => Target::Cuda(Box::new(gpu), cuda::element(args)),
         None => Target::Cpu(Threads::new(args)?),
@@ -140,6 +143,14 @@ pub(crate) fn open(args: &EngineArgs, on_gpu: bool) -> Result<(String, Arc<Check
     let made =
         if on_gpu { Checkpoint::dummy_unmade(folder, dtype) } else { Checkpoint::dummy(folder, dtype) };
     Ok((name, Arc::new(made.context("making a model of random weights")?)))
+}
+
+/// What the scales were for that came with FP8 weights and have no use here.
+pub(crate) fn unused_scales(checkpoint: &Checkpoint) -> String {
+    format!(
+        "{} scales of activations or of an FP8 KV cache (input_scale, k_scale ..): activations are not quantised",
+        checkpoint.unused_scales()
+    )
 }
 
 /// Tensors of layers that the configuration doesn't mention: the checkpoint is damaged, or a model that this
