@@ -8,10 +8,10 @@ const $ = (id) => document.getElementById(id);
 
 export class Group {
   constructor() {
-    this.lanes = new Lanes($("lanes"), (step) => this.detail(step));
+    this.lanes = new Lanes($("lanes"), (step, selected) => this.detail(step, selected));
     this.now = new Map(); // lane -> { doing, step }
     this.frozen = false;
-    this.lost = 0;
+    this.said = "";
     $("freeze").addEventListener("click", () => {
       this.freeze(!this.frozen);
       if (this.frozen) return;
@@ -127,28 +127,37 @@ export class Group {
     });
   }
 
-  detail(step) {
-    const text = step
-      ? [
-          `lane ${step.lane}, step ${step.step}${step.epoch > 1 ? ` of epoch ${step.epoch}` : ""}`,
-          `bucket ${step.bucket_rows}`,
-          `${step.decode_rows} decode + ${step.prefill_rows} prompt + ${step.bucket_rows - step.decode_rows - step.prefill_rows} padding`,
-          `waited ${micros(step.wait_us)}, replayed ${micros(step.replay_us)}`,
-          `${step.running} running, ${step.waiting} waiting`,
-          `cache ${(step.kv_per_mille / 10).toFixed(1)} %`,
-          ...(step.is_held ? ["prompts held for other lanes"] : []),
-        ].join(" · ")
-      : this.now.size && [...this.now.values()].every(({ step }) => !step)
-        ? "No step yet: the lanes are parked until somebody asks something."
-        : "Point at a step, or focus the picture and use the arrow keys.";
-    this.said ??= "";
-    $("step").textContent = this.said || text;
+  detail(step, selected) {
+    $("step").textContent = this.said || (step ? sentence(step) : this.advice(selected));
+  }
+
+  /** What to say where no step is. */
+  advice(selected) {
+    if (selected) return `lane ${selected.lane} has not told of this step`;
+    const isIdle = this.now.size && [...this.now.values()].every(({ step }) => !step);
+    return isIdle
+      ? "No step yet: the lanes are parked until somebody asks something."
+      : "Point at a step, or focus the picture and use the arrow keys.";
   }
 
   say(text) {
     this.said = text;
     this.detail(null);
   }
+}
+
+/** A step in one line. */
+function sentence(step) {
+  const padding = step.bucket_rows - step.decode_rows - step.prefill_rows;
+  return [
+    `lane ${step.lane}, step ${step.step}${step.epoch > 1 ? ` of epoch ${step.epoch}` : ""}`,
+    `bucket ${step.bucket_rows}`,
+    `${step.decode_rows} decode + ${step.prefill_rows} prompt + ${padding} padding`,
+    `waited ${micros(step.wait_us)}, replayed ${micros(step.replay_us)}`,
+    `${step.running} running, ${step.waiting} waiting`,
+    `cache ${(step.kv_per_mille / 10).toFixed(1)} %`,
+    ...(step.is_held ? ["prompts held for other lanes"] : []),
+  ].join(" · ");
 }
 
 /** Terms and their values, in place. */

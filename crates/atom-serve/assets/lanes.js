@@ -207,7 +207,8 @@ export class Lanes {
     if (selected?.key === this.selected?.key && selected?.lane === this.selected?.lane) return;
     this.selected = selected;
     this.draw();
-    this.onSelect(selected && this.groups.get(selected.group)?.lanes.get(selected.lane)?.get(selected.key));
+    const step = selected && this.groups.get(selected.group)?.lanes.get(selected.lane)?.get(selected.key);
+    this.onSelect(step, selected);
   }
 }
 
