@@ -21,6 +21,8 @@ pub struct Plan {
     pub slot_loads: Vec<SlotLoad>,
     /// Page-table entries that are new since the step before.
     pub table_entries: Vec<TableEntry>,
+    /// How many of the rows, the first ones, are the next token of somebody who decodes.
+    pub decode_rows: usize,
 }
 
 impl Plan {
@@ -35,6 +37,7 @@ impl Plan {
             out: Vec::with_capacity(rows),
             slot_loads: Vec::with_capacity(seqs),
             table_entries: Vec::with_capacity(seqs + pages_per_sequence),
+            decode_rows: 0,
         }
     }
 
@@ -48,6 +51,7 @@ impl Plan {
         self.out.clear();
         self.slot_loads.clear();
         self.table_entries.clear();
+        self.decode_rows = 0;
     }
 
     /// Real rows.

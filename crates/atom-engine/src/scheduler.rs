@@ -220,6 +220,7 @@ impl Scheduler {
     pub fn commit(&mut self, grant: Grant, plan: &mut Plan) {
         plan.clear();
         self.plan_decode(grant.decode_rows as usize, plan);
+        plan.decode_rows = plan.rows();
         let out_rows = self.config.max_num_seqs - plan.out.len();
         let mut left = Left { rows: grant.prefill_rows as usize, out_rows };
         for place in 0..self.running.len() {

@@ -2,8 +2,9 @@
 
 use crate::link::Link;
 use crate::mail::Mail;
-use crate::outbox::EventSink;
+use crate::outbox::{Each, EventSink, StepSink};
 use crate::probe::Probe;
+use crate::recent::StepRecord;
 use crate::shared::{GroupShared, HostShared, LaneShared};
 use crate::starter::{MakeBackend, Starter};
 use crate::stats::{Health, LaneStats};
@@ -225,6 +226,11 @@ impl Host {
 
     /// Takes a request; its events go to `sink`, ending with exactly one terminal event.
     pub fn submit(&self, request: Request, sink: EventSink) -> Result<(), Refusal> {
+        self.submit_by_step(request, Box::new(Each(sink)))
+    }
+
+    /// The same for a sink that takes what a step has for the request together.
+    pub fn submit_by_step(&self, request: Request, sink: Box<dyn StepSink>) -> Result<(), Refusal> {
         let (id, mut lane) = (request.id, LaneId(0));
         let (mut request, mut sink) = (Some(request), Some(sink));
         let mut letter = Letter::LookRed;
@@ -268,9 +274,38 @@ impl Host {
         self.shared.local_lanes().map(|lane| lane.gauges.stats()).collect()
     }
 
+    /// Of every lane of this host, its steps after number `seen[lane]`, as many as are kept: the last 256. A
+    /// lane that `seen` has no number of is shown from the first.
+    pub fn steps_after(&self, seen: &[u64]) -> Vec<StepRecord> {
+        let mut steps = Vec::new();
+        for (place, lane) in self.shared.local_lanes().enumerate() {
+            if let Some(ring) = lane.recent.get() {
+                let id = LaneId((self.shared.local.start + place) as u16);
+                ring.after(seen.get(place).copied().unwrap_or(0), id, &mut steps);
+            }
+        }
+        steps
+    }
+
+    /// Lanes that take every step together, from the first lane of the mesh on.
+    pub fn lanes_per_group(&self) -> usize {
+        self.shared.mesh.lanes_per_group()
+    }
+
     /// How the host is, without asking any rank.
     pub fn health(&self) -> Health {
         self.shared.health()
+    }
+
+    /// Begins to record what the steps of this host's lanes take. False if that goes on already.
+    pub fn start_profile(&self) -> bool {
+        self.shared.profile.start()
+    }
+
+    /// Ends that: the newest steps, oldest first, and how many older ones there was no room for. `None` if
+    /// none was begun.
+    pub fn stop_profile(&self) -> Option<(Vec<StepRecord>, u64)> {
+        self.shared.profile.stop()
     }
 
     /// This host and the others of its group refuse new requests from now on; those that run go on.
@@ -370,7 +405,7 @@ impl Host {
     }
 
     /// Chooses a lane for a request and registers where its events go.
-    fn register(&self, request: &Request, sink: EventSink) -> Result<LaneId, Refusal> {
+    fn register(&self, request: &Request, sink: Box<dyn StepSink>) -> Result<LaneId, Refusal> {
         let leaves = || self.shared.groups.iter().any(|group| group.exit.load(Ordering::SeqCst));
         if self.shared.wishes.draining.load(Ordering::SeqCst) || leaves() {
             return Err(Refusal::Closed("it is shutting down".into()));

@@ -1,18 +1,20 @@
 //! The loop of a lane: want, exchange, settle, commit, replay, apply. Run by the lane's first rank.
 
-use crate::board::Order;
+use crate::board::{Order, Post};
 use crate::collectives::SharedCollectives;
 use crate::device::Device;
 use crate::host::HostConfig;
 use crate::link::Link;
 use crate::mail::Mail;
-use crate::outbox::Outbox;
+use crate::outbox::{Batch, Outbox};
 use crate::probe::{Stage, Tap};
+use crate::profile::Profile;
+use crate::recent::{StepRecord, StepRing};
 use crate::shared::{Form, FormLane, GroupShared, LaneShared};
 use crate::stats::{EagerCause, Gauges};
 use crate::step_trace::StepTrace;
-use atom_base::{RequestId, Seat, StepNo};
-use atom_engine::{Event, Scheduler, Want};
+use atom_base::{LaneId, Seat, StepNo};
+use atom_engine::{Scheduler, Want};
 use atom_group::machine::Calls;
 use atom_group::{
     Activity, Bucket, Divergence, ExchangeError, ExitCause, Facts, FactsFlags, Grants, GroupState, GroupStep,
@@ -30,6 +32,7 @@ pub(crate) struct Lane<T> {
     group: Arc<GroupShared>,
     /// Of the epoch that runs.
     form: Option<Arc<Form>>,
+    lane: LaneId,
     lane_in_group: usize,
     outbox: Arc<Outbox>,
     start: Instant,
@@ -39,10 +42,14 @@ pub(crate) struct Lane<T> {
     scheduler: Scheduler,
     device: Device,
     mail: VecDeque<Mail>,
-    events: Vec<(RequestId, Event)>,
+    events: Batch,
     facts: Vec<Facts>, // [lanes]
     last_signature: u64,
     last_replay_us: u32,
+    /// In the last exchange.
+    waited_us: u32,
+    /// Prompts wait in the step that goes on.
+    is_held: bool,
     order: u64,
     /// Steps that may be in flight when the next one is planned.
     depth: usize,
@@ -58,6 +65,7 @@ pub(crate) struct Lane<T> {
     fail_on_eager: bool,
     /// Of the group's first lane, with the number of the group.
     step_trace: Option<(Arc<StepTrace>, usize)>,
+    profile: Arc<Profile>,
     tap: T,
 }
 
@@ -70,6 +78,7 @@ pub(crate) struct LaneParts<'a> {
     pub(crate) start: Instant,
     pub(crate) device: Device,
     pub(crate) step_trace: Option<Arc<StepTrace>>,
+    pub(crate) profile: Arc<Profile>,
 }
 
 /// Why a rank thread ended other than by being asked to.
@@ -111,11 +120,14 @@ impl RankError {
 
 impl<T: Tap> Lane<T> {
     pub(crate) fn new(parts: LaneParts<'_>, tap: T) -> Self {
-        let LaneParts { config, seat, group, outbox, start, device, step_trace } = parts;
+        let LaneParts { config, seat, group, outbox, start, device, step_trace, profile } = parts;
         // Every lane has everybody's facts.
         let step_trace = step_trace.filter(|_| seat.lane_in_group == 0);
+        // Before the first step, and kept when the rank is replaced.
+        group.lanes[seat.lane_in_group].recent.get_or_init(StepRing::new);
         Self {
             form: None,
+            lane: seat.lane,
             lane_in_group: seat.lane_in_group,
             outbox,
             start,
@@ -124,10 +136,12 @@ impl<T: Tap> Lane<T> {
             scheduler: Scheduler::new(config.scheduler.clone()),
             device,
             mail: VecDeque::new(),
-            events: Vec::with_capacity(EVENTS_PER_SEQUENCE * config.scheduler.max_num_seqs),
+            events: Outbox::batch(),
             facts: vec![Facts::default(); group.lanes.len()],
             last_signature: 0,
             last_replay_us: 0,
+            waited_us: 0,
+            is_held: false,
             order: 0,
             depth: config.steps_ahead(),
             flight: None,
@@ -136,6 +150,7 @@ impl<T: Tap> Lane<T> {
             told: FactsFlags::default(),
             eager: config.enforce_eager.then_some(EagerCause::EnforceEager),
             fail_on_eager: config.fail_on_eager,
+            profile,
             step_trace: step_trace.map(|trace| (trace, usize::from(seat.group))),
             tap,
             group,
@@ -180,6 +195,7 @@ impl<T: Tap> Lane<T> {
                 GroupStep::Record(bucket) => self.record(bucket)?,
                 GroupStep::Step { bucket, grants, note } => {
                     self.count_note(&note);
+                    self.is_held = matches!(note.prefill, Prefill::Held { .. });
                     self.replay(bucket, grants)?;
                 }
                 GroupStep::Exit(ExitCause::Asked) => return self.leave(),
@@ -238,7 +254,7 @@ impl<T: Tap> Lane<T> {
             }
         }
         self.gauges().set_counters(&self.scheduler.counters());
-        self.outbox.post(&mut self.events);
+        self.outbox.post(self.lane, &mut self.events);
     }
 
     /// What the outside wants of this lane.
@@ -281,7 +297,9 @@ impl<T: Tap> Lane<T> {
             // A group ends as a whole: whoever was told to leave leaves with everybody.
             self.group.exit.store(true, Ordering::SeqCst);
         }
-        Gauges::add(&self.gauges().exchange_us, start.elapsed().as_micros() as u64);
+        let waited = start.elapsed();
+        self.waited_us = micros(waited);
+        Gauges::add(&self.gauges().exchange_us, waited.as_micros() as u64);
         let outcome = settle(&self.state, &self.facts).map(|(state, step)| {
             self.state = state;
             step
@@ -362,7 +380,18 @@ impl<T: Tap> Lane<T> {
         }
         self.last_signature = self.device.launch(bucket, &post.plan, &post.group_rows, patience)?;
         drop(post);
-        let flight = Flight { order: self.order, bucket, start };
+        let mine = &self.facts[self.lane_in_group];
+        let record = StepRecord {
+            step: self.step,
+            epoch: form.epoch as u32,
+            bucket_rows: bucket.rows() as u32,
+            wait_us: self.waited_us,
+            oldest_wait_ms: mine.oldest_wait_ms,
+            kv_per_mille: mine.kv_per_mille,
+            is_held: self.is_held,
+            ..StepRecord::default()
+        };
+        let flight = Flight { order: self.order, bucket, start, record };
         if self.depth == 0 {
             return self.land(&flight);
         }
@@ -394,16 +423,17 @@ impl<T: Tap> Lane<T> {
         form.exchange.note(self.lane_in_group, self.step, Activity::Applying);
         self.tap.reach(self.step, Stage::Apply)?;
         self.scheduler.apply(&post.plan, results, &mut self.events);
-        self.count(flight.bucket, post.plan.rows(), &post.group_rows, took);
-        self.outbox.post(&mut self.events);
+        self.count(flight, &post, took);
+        self.outbox.post(self.lane, &mut self.events);
         Ok(())
     }
 
-    fn count(&self, bucket: Bucket, rows: usize, granted: &[u32], took: Duration) {
+    fn count(&self, flight: &Flight, post: &Post, took: Duration) {
         if self.form().exchange.is_closed() {
             // As in `note`; whoever begins the next epoch says what it has.
             return;
         }
+        let (bucket, rows) = (flight.bucket, post.plan.rows());
         let gauges = self.gauges();
         if self.eager.is_none() {
             Gauges::add(&gauges.replays, 1);
@@ -411,13 +441,26 @@ impl<T: Tap> Lane<T> {
         Gauges::add(&gauges.real_rows, rows as u64);
         Gauges::add(&gauges.padding_rows, (bucket.rows() - rows) as u64);
         gauges.padding_shares.count(rows, bucket.rows());
-        let fullest = granted.iter().copied().max().unwrap_or(0);
+        let fullest = post.group_rows.iter().copied().max().unwrap_or(0);
         gauges.fullest_padding_shares.count(fullest as usize, bucket.rows());
         Gauges::add(&gauges.replay_us, took.as_micros() as u64);
         let experts = self.device.expert_rows();
         Gauges::add(&gauges.expert_rows_chosen, experts.chosen);
         Gauges::add(&gauges.expert_rows_computed, experts.computed);
-        gauges.set_counters(&self.scheduler.counters());
+        let counters = self.scheduler.counters();
+        gauges.set_counters(&counters);
+        let decode_rows = post.plan.decode_rows;
+        let record = StepRecord {
+            at_us: (self.landed - self.start).as_micros() as u64,
+            decode_rows: decode_rows as u32,
+            prefill_rows: (rows - decode_rows) as u32,
+            replay_us: micros(took),
+            running: counters.running as u32,
+            waiting: counters.waiting as u32,
+            ..flight.record
+        };
+        self.lane().recent.get().expect("it is made with the lane").push(&record);
+        self.profile.add(|| StepRecord { lane: self.lane, ..record });
     }
 
     fn count_note(&self, note: &StepNote) {
@@ -454,11 +497,10 @@ struct Flight {
     order: u64,
     bucket: Bucket,
     start: Instant,
+    /// What is known of it already.
+    record: StepRecord,
 }
 
 fn micros(took: Duration) -> u32 {
     took.as_micros().clamp(1, u128::from(u32::MAX)) as u32
 }
-
-/// Events of one request in one step: it may start, get a token and end.
-const EVENTS_PER_SEQUENCE: usize = 3;

@@ -5,7 +5,7 @@
 //! orders (`follower.rs`). Ranks meet inside a recording through shared memory (`collectives.rs`).
 //!
 //! * [`Host::submit`] takes requests from any thread; events come back through the sink given with them;
-//! * [`Host::health`] and [`Host::stats`] can be read at any time;
+//! * [`Host::health`], [`Host::stats`] and [`Host::steps_after`] can be read at any time;
 //! * a rank that fails, panics or is past its deadline ends its group's epoch: every wait of it returns,
 //!   requests of a lost lane get an error, and the group forms again with a new rank in that seat, as
 //!   often as it may (`supervisor.rs`). After that it ends: every request is answered, health says why.
@@ -24,6 +24,8 @@ mod link;
 mod mail;
 mod outbox;
 mod probe;
+mod profile;
+mod recent;
 mod shared;
 mod shares;
 mod starter;
@@ -36,7 +38,8 @@ pub use atom_engine::LoadBalance;
 pub use collectives::collective_bytes;
 pub use host::{Host, HostConfig, HostError, Progress};
 pub use link::{Link, LinkArgs, LinkError, SILENCE_MAX};
-pub use outbox::EventSink;
+pub use outbox::{EventSink, StepSink};
 pub use probe::{Probe, Stage};
+pub use recent::StepRecord;
 pub use shares::PaddingShares;
 pub use stats::{EagerCause, EagerSteps, Health, LaneHealth, LaneStats};

@@ -1,4 +1,5 @@
-//! What is in the file that `--step-trace` writes: enough to settle every step again.
+//! What is told of steps: the file that `--step-trace` writes, enough to settle every step again, and the last
+//! ones that a host keeps of each lane.
 #![allow(clippy::unwrap_used, reason = "in tests, also in their helper functions")]
 
 mod common;
@@ -6,9 +7,9 @@ mod common;
 use atom_base::SamplingParams;
 use atom_group::{Decision, TraceEnd, TraceReader, TraceRecord, TracedStep, settle};
 use atom_ops::{Backend, OpsError, StepInputs};
-use atom_rank::HostError;
+use atom_rank::{HostError, StepRecord};
 use common::hooked::{Hooked, Hooks};
-use common::{Setup, mesh, request, send, tiny};
+use common::{Setup, ask, mesh, request, rest, send, tiny};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -147,6 +148,53 @@ fn a_fault_is_in_the_trace_and_so_is_what_comes_after_it() {
         assert_eq!((end, &seen.epochs), (TraceEnd::Closed, &epochs), "{seen:?}");
         // The step that was lost is in it.
         assert!(seen.replays[0] >= 10, "{seen:?}");
+    }
+}
+
+#[test]
+fn every_lane_keeps_its_last_steps_for_whoever_looks() {
+    for (depth, mesh) in [(0, mesh(2, 1, true)), (1, mesh(2, 1, true)), (0, mesh(1, 2, false))] {
+        let host = Setup { mesh, depth, prefix_cache: false, ..Setup::default() }.start(&tiny("llama"));
+        assert_eq!(host.steps_after(&[]), []);
+        let prompt: Vec<_> = (1..=20).collect();
+        let mut seen = vec![0, 0];
+        for asked in 1..=2 {
+            ask(&host, request(&prompt, 10, SamplingParams::greedy()));
+            rest(&host);
+            let fresh = host.steps_after(&seen);
+            assert!(!fresh.is_empty());
+            for step in &fresh {
+                let last = &mut seen[usize::from(step.lane.0)];
+                assert_eq!(step.number, *last + 1, "each once, in order");
+                *last = step.number;
+                assert!(step.decode_rows + step.prefill_rows <= step.bucket_rows && step.replay_us > 0);
+            }
+            let sum =
+                |rows: fn(&StepRecord) -> u32| fresh.iter().map(|step| u64::from(rows(step))).sum::<u64>();
+            // The last token of an answer is never computed.
+            assert_eq!(
+                (sum(|step| step.prefill_rows), sum(|step| step.decode_rows)),
+                (20, 9),
+                "request {asked}"
+            );
+        }
+        assert_eq!(host.steps_after(&seen), []);
+        let all = host.steps_after(&[]);
+        for (lane, stats) in host.stats().iter().enumerate() {
+            let of_lane = || all.iter().filter(|step| usize::from(step.lane.0) == lane);
+            let rows = |step: &StepRecord| u64::from(step.decode_rows + step.prefill_rows);
+            assert_eq!(of_lane().map(rows).sum::<u64>(), stats.real_rows, "lane {lane}");
+            let padding = |step: &StepRecord| u64::from(step.bucket_rows) - rows(step);
+            assert_eq!(of_lane().map(padding).sum::<u64>(), stats.padding_rows, "lane {lane}");
+        }
+        if host.lanes_per_group() == 2 {
+            let shared = |lane: u16| {
+                let of_lane = all.iter().filter(move |step| step.lane.0 == lane);
+                of_lane.map(|step| (step.epoch, step.step, step.bucket_rows)).collect::<Vec<_>>()
+            };
+            assert_eq!(shared(0), shared(1), "one bucket for the whole group");
+        }
+        host.shutdown().unwrap();
     }
 }
 

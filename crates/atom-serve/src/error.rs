@@ -1,5 +1,6 @@
 //! Everything that is answered with an error, in the shape of the OpenAI API.
 
+use crate::report::ProfileRefusal;
 use atom_base::{LaneId, SamplingError};
 use atom_engine::{EngineError, Refusal};
 use atom_text::TextError;
@@ -88,6 +89,9 @@ pub(crate) enum ApiError {
         asked.map_or_else(|| "the lane that this one was given to".into(), |lane| format!("lane {}", lane.0))
     )]
     LaneFull { waiting: usize, asked: Option<LaneId> },
+    /// Too many pages: their looks would be felt.
+    #[error("{max} streams of steps are open, the most at once; close a page, or try again later")]
+    TooManyViewers { max: usize },
     /// The engine doesn't take the request.
     #[error(transparent)]
     Refused(#[from] Refusal),
@@ -106,6 +110,9 @@ pub(crate) enum ApiError {
     /// Another operator's doing: what was ordered last holds.
     #[error("the pause was overtaken: a resume or an exit came meanwhile, from another client or host")]
     PauseOvertaken,
+    /// Recording a profile.
+    #[error(transparent)]
+    Profile(#[from] ProfileRefusal),
     /// A panic in a text thread: our bug.
     #[error("internal error: {0}")]
     Internal(String),
@@ -179,10 +186,12 @@ impl ApiError {
                 }
             }
             Self::LaneFull { .. } => queue_full(),
+            Self::TooManyViewers { .. } => Class { code: Some("too_many_viewers"), ..queue_full() },
             Self::Refused(refusal) => refusal_class(refusal),
             Self::Draining => ours(StatusCode::SERVICE_UNAVAILABLE).code("shutting_down"),
             Self::NotAtRest { .. } => ours(StatusCode::GATEWAY_TIMEOUT).code("not_at_rest"),
             Self::PauseOvertaken => invalid(StatusCode::CONFLICT).code("pause_overtaken"),
+            Self::Profile(refusal) => profile_class(refusal),
             Self::Aborted => ours(StatusCode::SERVICE_UNAVAILABLE).code("aborted"),
             Self::Text(_) | Self::Engine(_) | Self::Internal(_) => ours(StatusCode::INTERNAL_SERVER_ERROR),
         }
@@ -216,6 +225,15 @@ fn refusal_class(refusal: &Refusal) -> Class {
         Refusal::NoSuchLane { .. } => bad.code("invalid_value").param("data_parallel_rank"),
         Refusal::QueueFull { .. } => queue_full(),
         Refusal::Closed(_) => ours(StatusCode::SERVICE_UNAVAILABLE).code("closed"),
+    }
+}
+
+fn profile_class(refusal: &ProfileRefusal) -> Class {
+    match refusal {
+        ProfileRefusal::Off => invalid(StatusCode::FORBIDDEN).code("profiling_off"),
+        ProfileRefusal::Running => invalid(StatusCode::CONFLICT).code("profile_running"),
+        ProfileRefusal::NotRunning => invalid(StatusCode::CONFLICT).code("no_profile"),
+        ProfileRefusal::Unwritten { .. } => ours(StatusCode::INTERNAL_SERVER_ERROR).code("profile_unwritten"),
     }
 }
 

@@ -11,6 +11,8 @@
 //! as one engine request per choice (`generation`); each choice turns events into pieces of text
 //! (`choice`); a `Shape` makes JSON of them, whole or as a stream (`stream`).
 //!
+//! The page at `/` (`ui`) is a client like any other; beside the API it asks for the last steps of every lane.
+//!
 //! What holds:
 //! * A field acts or is refused by name. What this server doesn't know is an error, never ignored.
 //! * A stream and a whole answer are made of the same pieces, so they can't say different things.
@@ -31,10 +33,12 @@ mod engine;
 mod error;
 mod fields;
 mod generation;
+mod inside;
 mod messages;
 mod params;
 mod phase;
 mod prompt;
+mod report;
 mod responses;
 mod routes;
 mod serve;
@@ -45,8 +49,11 @@ mod stream;
 #[cfg(test)]
 mod testing;
 mod text;
+mod tokens;
+mod ui;
 
-pub use engine::{Condition, Engine, EventSender, EventStream, Health, LaneHealth, RequestIds};
+pub use engine::{Condition, Engine, EventSender, EventStream, Health, LaneHealth, LaneStep, RequestIds};
+pub use report::{CacheUse, Layout, Profile, ProfileRefusal};
 pub use routes::router;
 pub use serve::{Drained, serve};
 pub use server::{SamplingDefaults, SeedSource, Server, ServerOptions};

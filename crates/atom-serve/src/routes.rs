@@ -6,7 +6,7 @@ use crate::phase::Phase;
 use crate::server::Server;
 use crate::shape::Shape;
 use crate::stream::SseBody;
-use crate::{admin, body, chat, completions, messages, responses, status};
+use crate::{admin, body, chat, completions, inside, messages, responses, status, tokens, ui};
 use atom_telemetry::Endpoint;
 use axum::body::Body;
 use axum::extract::State;
@@ -14,20 +14,34 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, heade
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{Router, get, post};
+use bytes::Bytes;
+use std::convert::Infallible;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
+use tokio_stream::Stream;
 
 /// All routes of a server. [`serve`](crate::serve) runs them on a listener; a test may call them directly.
 pub fn router(server: Arc<Server>) -> Router {
     let admin = if server.options.admin { admin::routes() } else { Router::new() };
+    let debug = if server.options.debug { inside::debug_routes() } else { Router::new() };
+    let ui = if server.options.ui { ui::routes() } else { Router::new() };
     Router::new()
         .merge(admin)
+        .merge(debug)
+        .merge(ui)
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/completions", post(plain_completions))
         .route("/v1/responses", post(responses))
         .route("/v1/messages", post(messages))
         .route("/v1/messages/count_tokens", post(count_tokens))
+        .route("/v1/chat/completions/render", post(tokens::render_chat))
+        .route("/v1/completions/render", post(tokens::render_completions))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+        .route("/server_info", get(inside::server_info))
+        .route("/start_profile", post(inside::start_profile))
+        .route("/stop_profile", post(inside::stop_profile))
         .route("/v1/models", get(status::models))
         .route("/v1/models/{*name}", get(status::model))
         .route("/health", get(status::health))
@@ -106,8 +120,11 @@ async fn generate<S: Shape>(
     }
 }
 
-fn event_stream<S: Shape>(body: SseBody<S>) -> Response {
-    let mut response = Response::new(Body::from_stream(body));
+/// A response of server-sent events.
+pub(crate) fn event_stream(
+    frames: impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static,
+) -> Response {
+    let mut response = Response::new(Body::from_stream(frames));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -181,6 +198,6 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const SESSION_ID: HeaderName = HeaderName::from_static("x-session-id");
 const REQUEST_ID_BYTES_MAX: usize = 128;
 const SHOWN_CHARS_MAX: usize = 128;
-const KNOWN_PATHS: &str = "/v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, \
-    /v1/messages/count_tokens, /v1/models, /health, /health/live, \
-    /health/ready, /metrics, /version and /ping";
+const KNOWN_PATHS: &str = "/v1/chat/completions, /v1/completions (each with /render), /v1/responses, /v1/messages, \
+    /v1/messages/count_tokens, /v1/models, /tokenize, /detokenize, /health, /health/live, /health/ready, /metrics, \
+    /server_info, /start_profile, /stop_profile, /version and /ping";

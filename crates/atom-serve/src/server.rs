@@ -4,8 +4,10 @@ use crate::engine::{Engine, RequestIds};
 use crate::error::ApiError;
 use crate::phase::Phases;
 use crate::text::TextModel;
+use crate::ui::VIEWERS_MAX;
 use atom_base::rng;
 use atom_telemetry::ServeMetrics;
+use atom_text::TokenCache;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,10 +18,14 @@ use tokio::sync::{Notify, Semaphore};
 pub struct Server {
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) text: Arc<TextModel>,
+    /// Makes tokens of every prompt.
+    pub(crate) tokens: TokenCache,
     pub(crate) options: ServerOptions,
     pub(crate) metrics: Arc<ServeMetrics>,
     pub(crate) ids: RequestIds,
     pub(crate) phases: Phases,
+    /// Places for those who watch the steps.
+    pub(crate) viewers: Arc<Semaphore>,
     /// Rung by `/admin/exit`.
     pub(crate) exit: Notify,
     /// Seconds since 1970 at start: `created` of the model's card.
@@ -46,6 +52,10 @@ pub struct ServerOptions {
     pub drain: Duration,
     /// Whoever can reach the server may pause, resume, drain and end it over HTTP.
     pub admin: bool,
+    /// The page at `/`, and the stream of steps that it draws.
+    pub ui: bool,
+    /// Whoever can reach the server may look inside, below `/debug`.
+    pub debug: bool,
 }
 
 /// Sampling where a request says nothing. The default is the OpenAI API's; a checkpoint's
@@ -80,6 +90,7 @@ impl Server {
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Arc::new(Self {
             engine,
+            tokens: TokenCache::new(text.tokenizer.clone(), TOKEN_CACHE_BYTES_MAX),
             text: Arc::new(text),
             text_threads: Arc::new(Semaphore::new(options.text_threads)),
             instance: mix(options.seeds.start, started.as_nanos() as u64),
@@ -88,6 +99,7 @@ impl Server {
             metrics: Arc::new(ServeMetrics::new()),
             ids: RequestIds::default(),
             phases: Phases::new(),
+            viewers: Arc::new(Semaphore::new(VIEWERS_MAX)),
             exit: Notify::new(),
         })
     }
@@ -156,6 +168,8 @@ impl ServerOptions {
             // What Kubernetes waits before it kills.
             drain: Duration::from_secs(30),
             admin: false,
+            ui: true,
+            debug: false,
         }
     }
 }
@@ -177,6 +191,9 @@ impl SeedSource {
         mix(self.start, self.drawn.fetch_add(1, Ordering::Relaxed))
     }
 }
+
+/// Text and tokens of prompts that may come again: of some hundred agents with 100 kB each.
+const TOKEN_CACHE_BYTES_MAX: usize = 32 << 20;
 
 /// The `count`-th number of the sequence of `key`.
 fn mix(key: u64, count: u64) -> u64 {

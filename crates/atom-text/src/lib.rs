@@ -4,6 +4,7 @@
 //! * [`Tokenizer`] encodes with the rules of the checkpoint's own tokenizer, read from a
 //!   `tokenizer.json` or rebuilt from the metadata of a GGUF file ([`TokenizerSource`]). Only byte-level
 //!   BPE is supported: there every token is a string of bytes, which makes decoding a concatenation.
+//! * [`TokenCache`] encodes as well, and remembers: a prompt that begins with an earlier one costs its new end.
 //! * [`Detokenizer`] turns one continuation into text deltas. It works on bytes, holds back at most
 //!   three of them (a character that isn't complete yet), and its deltas always concatenate to
 //!   [`Tokenizer::decode`] of the whole.
@@ -25,6 +26,7 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod cache;
 mod content;
 mod detokenizer;
 mod error;
@@ -39,6 +41,7 @@ mod testing;
 mod tokenizer;
 
 pub use answer::{AnswerParser, AnswerPart, AnswerStart, Dialect, ReasoningFormat, Tool, ToolFormat};
+pub use cache::{TokenCache, TokenCacheCounts};
 pub use content::{flatten_content, flatten_messages};
 pub use detokenizer::Detokenizer;
 pub use error::TextError;
@@ -51,6 +54,7 @@ pub use tokenizer::Tokenizer;
 const fn assert_shared<T: Send + Sync>() {}
 const _: () = {
     assert_shared::<Tokenizer>();
+    assert_shared::<TokenCache>();
     assert_shared::<ChatTemplate>();
     assert_shared::<Detokenizer>();
     assert_shared::<StopStrings>();

@@ -2,6 +2,7 @@
 
 use atom_group::{Policy, PolicyError};
 use atom_text::{ReasoningFormat, ToolFormat};
+use clap::builder::BoolishValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -50,7 +51,7 @@ pub(crate) enum Command {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SourceArgs {
     /// Never touch the network: only what is in the cache.
-    #[arg(long, env = "ATOM_OFFLINE")]
+    #[arg(long, env = "ATOM_OFFLINE", value_parser = BoolishValueParser::new())]
     pub(crate) offline: bool,
 }
 
@@ -235,8 +236,6 @@ pub(crate) struct EngineArgs {
 /// Flags of vLLM and ATOM that are known and not built: refused by name, see [`EngineArgs::refuse_unbuilt`].
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct UnbuiltArgs {
-    #[arg(long, hide = true, value_name = "KEY")]
-    api_key: Option<String>,
     #[arg(long, hide = true, value_name = "METHOD")]
     quantization: Option<String>,
     #[arg(long, hide = true, value_name = "METHOD")]
@@ -265,7 +264,6 @@ impl EngineArgs {
     /// What isn't built is refused and never ignored.
     pub(crate) fn refuse_unbuilt(&self) -> anyhow::Result<()> {
         let flags = [
-            ("--api-key", self.unbuilt.api_key.is_some(), "put a proxy that checks keys in front"),
             ("--quantization", self.unbuilt.quantization.is_some(), "the checkpoint's own format is used"),
             ("--method", self.unbuilt.method.is_some(), "there is no speculation"),
             (
@@ -300,6 +298,12 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) enable_admin: bool,
 
+    /// Serve no page at / and no stream of steps.
+    #[arg(long)]
+    pub(crate) no_ui: bool,
+
+    #[arg(long, hide = true, value_name = "KEY")]
+    pub(crate) api_key: Option<String>,
     /// How the model writes calls of tools: a format by its name, auto for what its chat template shows, none for
     /// no tools.
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = parse_tool_format)]
@@ -309,6 +313,15 @@ pub(crate) struct ServeArgs {
     /// leave it in the text.
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = parse_reasoning_format)]
     pub(crate) reasoning_parser: FormatArg<ReasoningFormat>,
+
+    /// Let whoever reaches the server look inside: GET /debug/cache_stats.
+    #[arg(long)]
+    pub(crate) enable_debug: bool,
+
+    /// Let POST /start_profile and /stop_profile record what steps take, into files of this folder for a trace
+    /// viewer (Chromium's format, which Perfetto opens).
+    #[arg(long, value_name = "DIR")]
+    pub(crate) profile_dir: Option<PathBuf>,
 
     /// Seconds that running requests have to finish after SIGTERM or Ctrl-C.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
@@ -355,6 +368,16 @@ pub(crate) struct ChatArgs {
     /// What the model is told first.
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
+
+    /// Talk to this server and run nothing here: any with the OpenAI API, http://host:port or https://host, with
+    /// /v1 or without. --model names one of its models [default: the first that it lists]; sampling that isn't
+    /// given is the server's to choose.
+    #[arg(long, value_name = "URL")]
+    pub(crate) url: Option<String>,
+
+    /// The key that the server of --url asks for [default: OPENAI_API_KEY, if it is set].
+    #[arg(long, value_name = "KEY")]
+    pub(crate) api_key: Option<String>,
 }
 
 #[derive(Args, Debug)]

@@ -13,6 +13,8 @@ mod inspect;
 mod launch;
 mod models;
 mod output;
+mod profile;
+mod remote;
 mod replay;
 mod serve;
 mod simulate;
@@ -21,17 +23,18 @@ mod steps;
 mod text;
 
 use args::{Cli, Command};
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse_from(args::normalise(std::env::args_os()));
+    let given = Cli::command().get_matches_from(args::normalise(std::env::args_os()));
+    let cli = Cli::from_arg_matches(&given).unwrap_or_else(|error| error.exit());
     if let Err(error) = atom_telemetry::init_logging(&cli.log) {
         return fail(&error.into());
     }
     let outcome = match cli.command {
         Command::Serve(args) => serve::run(&args),
-        Command::Chat(args) => chat::run(&args),
+        Command::Chat(args) => chat::run(&args, given.subcommand_matches("chat").expect("it is the command")),
         Command::Generate(args) => generate::run(&args),
         Command::Pull(args) => models::pull(&args),
         Command::List(args) => models::list(&args),

@@ -15,6 +15,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Serves until told to stop; an error if a rank was lost.
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
+    if args.api_key.is_some() {
+        bail!("--api-key is not built yet: put a proxy that checks keys in front");
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(REACTOR_THREADS)
         .enable_all()
@@ -25,17 +28,21 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let listener = runtime.block_on(TcpListener::bind(address)).with_context(|| {
         format!("can't listen on {address}; another program may use the port, --port takes another one")
     })?;
-    let Running { host, text, served_name, seed, .. } = launch(&args.engine)?;
+    let Running { host, text, served_name, seed, layout } = launch(&args.engine)?;
     let host = Arc::new(host);
     let mut names = args.served_model_name.iter().cloned();
     let mut options = ServerOptions::new(names.next().unwrap_or(served_name), SeedSource::new(seed));
     options.aliases = names.collect();
     options.admin = args.enable_admin;
+    options.ui = !args.no_ui;
+    options.debug = args.enable_debug;
     options.drain = Duration::from_secs(args.drain_seconds);
     let model = options.model.clone();
     let dialect = dialect(args, &text.template);
     let text = TextModel::new(text.tokenizer, text.template, dialect);
-    let server = Server::new(Arc::new(HostEngine(Arc::clone(&host))), text, options);
+    let profile_dir = args.profile_dir.clone();
+    let engine = HostEngine { host: Arc::clone(&host), layout, profile_dir };
+    let server = Server::new(Arc::new(engine), text, options);
     let outcome = runtime.block_on(async {
         let shown = listener.local_addr().context("the listener's address")?;
         say(format_args!("serving {model} on http://{shown}/v1 (Ctrl-C to stop)\n"))?;

@@ -95,6 +95,36 @@ fn a_client_that_goes_away_frees_its_request() {
 }
 
 #[test]
+fn chat_speaks_to_a_server_elsewhere() {
+    let server = Server::start(&[]);
+    let chat = |flags: &[&str], said: &str| {
+        let mut child = model::atom()
+            .args(["chat", "--url", &server.address])
+            .args(flags)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // A chat that refuses its flags does not read.
+        child.stdin.take().unwrap().write_all(said.as_bytes()).ok();
+        let output = child.wait_with_output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.success(), text(output.stdout), text(output.stderr))
+    };
+    let question = "What is the capital of France? Answer with one word.\n";
+    let (ok, out, err) = chat(&["--temperature", "0"], question);
+    assert!(ok && out.contains("/v1") && out.contains("Paris"), "{out} {err}");
+    let (ok, out, err) = chat(&["--max-tokens", "1"], question);
+    assert!(ok && out.ends_with("[cut: no tokens left]\n"), "{out} {err}");
+    let (ok, _, err) = chat(&["--model", "other"], question);
+    assert!(ok && err.contains("404") && err.contains("other"), "the conversation goes on: {err}");
+    let (ok, out, err) = chat(&["--threads", "2"], question);
+    assert!(!ok && out.is_empty() && err.contains("--threads"), "{out} {err}");
+    server.stop();
+}
+
+#[test]
 fn a_wrong_start_is_one_clear_line_and_a_failure() {
     let refused = |flags: &[&str], says: &[&str]| {
         let output = model::atom().args(flags).output().unwrap();

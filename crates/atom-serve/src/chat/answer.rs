@@ -2,9 +2,9 @@
 
 use crate::chat::history::CallIds;
 use crate::choice::{Entry, Finish, Piece};
-use crate::params::{Params, StreamOptions};
+use crate::params::Params;
 use crate::server::Server;
-use crate::shape::{Envelope, Shape, Usage, chunk_usage, finite, push_end, push_event, token_string};
+use crate::shape::{Chunks, Envelope, Shape, Usage, finite, push, push_string, token_string};
 use atom_base::TokenId;
 use atom_text::{AnswerPart, Tokenizer};
 use serde_json::{Map, Value, json};
@@ -18,20 +18,21 @@ pub(crate) struct ChatShape {
     logprobs: bool,
     /// Thoughts are part of the answer.
     reasoning: bool,
-    options: StreamOptions,
+    chunks: Chunks,
     /// Choices that have said that they begin.
     opened: Box<[bool]>,
 }
 
 impl ChatShape {
     pub(crate) fn new(server: &Server, params: &Params, reasoning: bool) -> Self {
+        let envelope = Envelope::new(server.answer_id("chatcmpl"), params.model.clone());
         Self {
-            envelope: Envelope::new(server.answer_id("chatcmpl"), params.model.clone()),
+            chunks: Chunks::new(&envelope, "chat.completion.chunk", params.stream.unwrap_or_default()),
+            envelope,
             ids: CallIds::new(server),
             tokenizer: server.text.tokenizer.clone(),
             logprobs: params.sampling.logprobs.is_some(),
             reasoning,
-            options: params.stream.unwrap_or_default(),
             opened: vec![false; params.n as usize].into(),
         }
     }
@@ -44,11 +45,16 @@ impl ChatShape {
             "logprobs": self.logprobs(end.entries),
             "finish_reason": end.finish.map(Finish::as_str),
         });
-        let mut chunk = self.envelope.wrap("chat.completion.chunk", vec![choice]);
-        if let Some(usage) = chunk_usage(self.options, usage) {
-            chunk.insert("usage".into(), usage);
-        }
-        push_event(out, &Value::Object(chunk));
+        self.chunks.push(out, usage, |out| push(out, format_args!("{choice}")));
+    }
+
+    /// The same for text without log-probabilities: what nearly every chunk is.
+    fn text_chunk(&self, index: u32, text: &str, usage: &Usage, out: &mut String) {
+        self.chunks.push(out, usage, |out| {
+            push(out, format_args!("{{\"index\":{index},\"delta\":{{\"content\":"));
+            push_string(out, text);
+            out.push_str("},\"logprobs\":null,\"finish_reason\":null}");
+        });
     }
 
     fn logprobs(&self, entries: &[Entry]) -> Value {
@@ -131,7 +137,12 @@ impl Shape for ChatShape {
         let mut entries = piece.entries.as_slice();
         for part in piece.parts.iter().filter(|part| self.shows(part)) {
             let end = End { entries: std::mem::take(&mut entries), finish: None };
-            self.chunk(index, self.delta(index, part), &end, usage, out);
+            match part {
+                AnswerPart::Content(text) if end.entries.is_empty() => {
+                    self.text_chunk(index, text, usage, out);
+                }
+                part => self.chunk(index, self.delta(index, part), &end, usage, out),
+            }
         }
         if !entries.is_empty() {
             self.chunk(index, json!({"content": ""}), &End { entries, finish: None }, usage, out);
@@ -142,7 +153,7 @@ impl Shape for ChatShape {
     }
 
     fn end(&mut self, usage: &Usage, out: &mut String) {
-        push_end(out, self.options, self.envelope.wrap("chat.completion.chunk", Vec::new()), usage);
+        self.chunks.push_end(out, usage);
     }
 
     fn whole(&mut self, pieces: &[Piece], usage: &Usage) -> Value {

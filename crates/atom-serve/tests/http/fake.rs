@@ -4,8 +4,8 @@ use crate::client::{Client, Response};
 use atom_base::{FinishReason, RequestId, ScoredToken, TokenId};
 use atom_engine::{EngineLimits, Event, Refusal, Request};
 use atom_serve::{
-    Condition, Drained, Engine, EventSender, EventStream, Health, SeedSource, Server, ServerOptions,
-    TextModel, serve,
+    CacheUse, Condition, Drained, Engine, EventSender, EventStream, Health, LaneHealth, LaneStep, Layout,
+    Profile, ProfileRefusal, SeedSource, Server, ServerOptions, TextModel, serve,
 };
 use atom_text::{
     ChatTemplate, Dialect, GgufVocabulary, ReasoningFormat, Tokenizer, TokenizerSource, ToolFormat,
@@ -38,6 +38,8 @@ type Script = Box<dyn Fn(&Request) -> Vec<Play> + Send + Sync>;
 /// Plays `script(request)` for every request.
 pub(crate) struct Fake {
     limits: EngineLimits,
+    layout: Layout,
+    pub(crate) profile: Mutex<Profiling>,
     script: Script,
     pub(crate) gate: Arc<Semaphore>,
     /// Everything that was taken, in order.
@@ -45,6 +47,9 @@ pub(crate) struct Fake {
     /// After so many requests, this is the answer.
     refusal: Mutex<Option<(usize, Refusal)>>,
     pub(crate) condition: Mutex<Condition>,
+    pub(crate) lanes: Mutex<Vec<LaneHealth>>,
+    /// All of them are kept.
+    pub(crate) steps: Mutex<Vec<LaneStep>>,
     /// What it was last told.
     pub(crate) paused: watch::Sender<bool>,
     /// In the middle of a step that does not end.
@@ -54,6 +59,14 @@ pub(crate) struct Fake {
     aborted: watch::Sender<Vec<RequestId>>,
     /// Scripts that were played to their end.
     played: Arc<watch::Sender<usize>>,
+}
+
+/// Whether steps can be recorded, and are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Profiling {
+    Off,
+    Ready,
+    On,
 }
 
 /// A server on a loopback port.
@@ -75,11 +88,23 @@ impl Fake {
                 vocab_size: VOCAB,
                 lanes: 2,
             },
+            layout: Layout {
+                device: "paper".into(),
+                ranks_per_lane: 1,
+                lanes: 2,
+                lanes_per_group: 2,
+                hosts: 1,
+                step_rows: vec![8, 16, 32],
+                page_size: 16,
+            },
+            profile: Mutex::new(Profiling::Off),
             script: Box::new(script),
             gate: Arc::new(Semaphore::new(0)),
             taken: Mutex::default(),
             refusal: Mutex::default(),
             condition: Mutex::new(Condition::Ready),
+            lanes: Mutex::default(),
+            steps: Mutex::default(),
             paused: watch::Sender::new(false),
             busy: AtomicBool::new(false),
             drained: AtomicBool::new(false),
@@ -165,7 +190,10 @@ impl Engine for Fake {
     }
 
     fn health(&self) -> Health {
-        Health { condition: self.condition.lock().unwrap().clone(), lanes: Vec::new() }
+        Health {
+            condition: self.condition.lock().unwrap().clone(),
+            lanes: self.lanes.lock().unwrap().clone(),
+        }
     }
 
     fn pause(&self) {
@@ -186,6 +214,47 @@ impl Engine for Fake {
 
     fn is_at_rest(&self) -> bool {
         self.is_pausing() && !self.busy.load(Ordering::SeqCst)
+    }
+
+    fn steps_after(&self, seen: &[u64]) -> Vec<LaneStep> {
+        let lanes: Vec<_> = self.lanes.lock().unwrap().iter().map(|lane| lane.lane).collect();
+        let seen_of = |step: &LaneStep| {
+            let place = lanes.iter().position(|&lane| lane == step.lane);
+            place.and_then(|place| seen.get(place)).copied().unwrap_or(0)
+        };
+        self.steps.lock().unwrap().iter().filter(|step| step.number > seen_of(step)).copied().collect()
+    }
+
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn caches(&self) -> Vec<CacheUse> {
+        vec![CacheUse { pages_held: 3, prompt_tokens: 20, cached_tokens: 16, ..CacheUse::default() }]
+    }
+
+    fn start_profile(&self) -> Result<(), ProfileRefusal> {
+        let mut profile = self.profile.lock().unwrap();
+        match *profile {
+            Profiling::Ready => {
+                *profile = Profiling::On;
+                Ok(())
+            }
+            Profiling::On => Err(ProfileRefusal::Running),
+            Profiling::Off => Err(ProfileRefusal::Off),
+        }
+    }
+
+    fn stop_profile(&self) -> Result<Profile, ProfileRefusal> {
+        let mut profile = self.profile.lock().unwrap();
+        match *profile {
+            Profiling::On => {
+                *profile = Profiling::Ready;
+                Ok(Profile { file: "profiles/1.json".into(), steps: 12, steps_lost: 0 })
+            }
+            Profiling::Ready => Err(ProfileRefusal::NotRunning),
+            Profiling::Off => Err(ProfileRefusal::Off),
+        }
     }
 
     fn write_metrics(&self, out: &mut String) {

@@ -100,7 +100,10 @@ impl Dialect {
     pub fn markers(&self) -> Vec<&'static str> {
         let mut markers = Vec::new();
         if let Some(reasoning) = self.reasoning {
-            markers.extend(reasoning.tags().into_iter().flat_map(|(open, close)| [open, close]));
+            match reasoning.tags() {
+                Some((open, close)) => markers.extend([open, close]),
+                None => markers.extend(harmony::MARKERS),
+            }
         }
         if let Some(tools) = self.tools {
             markers.extend(tools.markers());

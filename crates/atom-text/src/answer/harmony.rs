@@ -66,6 +66,10 @@ impl Harmony {
         Self { has_reasoning, has_tools, at, scan: MarkerScan::default() }
     }
 
+    pub(super) fn is_reasoning(&self) -> bool {
+        matches!(self.at, At::Reasoning)
+    }
+
     pub(super) fn push(&mut self, c: char, sink: &mut Sink<'_>) {
         if let At::Arguments(arguments) = &mut self.at {
             match arguments.push(c, sink) {

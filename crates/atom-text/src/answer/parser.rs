@@ -100,7 +100,7 @@ impl AnswerParser {
 
     /// True while what comes next is reasoning, unless a marker ends it.
     pub fn is_reasoning(&self) -> bool {
-        self.is_reasoning
+        self.harmony.as_ref().map_or(self.is_reasoning, Harmony::is_reasoning)
     }
 
     /// How many calls have begun.
