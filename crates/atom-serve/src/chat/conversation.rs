@@ -11,7 +11,7 @@ use crate::params::Params;
 use crate::prompt::encode;
 use crate::server::{Server, unix_s};
 use atom_engine::Refusal;
-use atom_text::TemplateInput;
+use atom_text::{AnswerStart, TemplateInput};
 use serde_json::json;
 
 /// Everything that the prompt is made from, checked.
@@ -41,7 +41,17 @@ impl Conversation {
             kwargs: self.variables.as_map(),
             now_unix_s: unix_s() as i64,
         })?;
-        rendered.push_str(self.beginning.as_deref().unwrap_or_default());
+        if let Some(beginning) = &self.beginning {
+            if text.dialect.start(&rendered) == AnswerStart::Reasoning {
+                return Err(ApiError::BadField {
+                    name: "messages".into(),
+                    found: "ended by the beginning of an answer, and the model would go on from it thinking"
+                        .into(),
+                    expected: "ended by the user; or switch thinking off, where the template can".into(),
+                });
+            }
+            rendered.push_str(beginning);
+        }
         Ok(rendered)
     }
 

@@ -297,8 +297,17 @@ async fn thinking_is_the_templates_switch_and_hides_what_was_not_asked_for() {
     assert_eq!((end.as_str(), said.1.as_str()), ("<think>\n\n</think>", ""));
     assert_eq!(seen(json!({})).await.0, "");
 
+    let begun = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "It"}]);
+    let on = json!({"messages": begun, "tools": [], "thinking": {"type": "adaptive"}});
+    let response = site.post(MESSAGES, &messages(on)).await;
+    assert_eq!(response.status, 400, "{}", response.text());
+    assert!(response.text().contains("thinking off"), "{}", response.text());
+    let off = json!({"messages": begun, "tools": [], "thinking": {"type": "disabled"}});
+    assert_eq!(site.post(MESSAGES, &messages(off)).await.status, 200);
+    assert!(prompt(&site, 4).ends_with("</think>\n\nIt"), "{}", prompt(&site, 4));
+
     let response =
         site.post(RESPONSES, &responses(json!({"tools": [], "reasoning": {"effort": "none"}}))).await;
     assert_eq!(response.status, 200, "{}", response.text());
-    assert!(prompt(&site, 4).ends_with("</think>\n\n"));
+    assert!(prompt(&site, 5).ends_with("</think>\n\n"));
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod admin;
+mod agent_tables;
 mod agents;
 mod answers;
 mod api_table;
