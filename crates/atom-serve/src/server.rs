@@ -1,8 +1,12 @@
 //! What all connections share.
 
+use crate::auth::ApiKeys;
+use crate::cors::CorsOrigins;
 use crate::engine::{Engine, RequestIds};
 use crate::error::ApiError;
-use crate::phase::Phases;
+use crate::phase::{Phase, Phases};
+use crate::request_log::{LogSink, RequestLog};
+use crate::tls::Tls;
 use atom_base::rng;
 use atom_telemetry::ServeMetrics;
 use atom_text::{ChatTemplate, Tokenizer};
@@ -18,6 +22,7 @@ pub struct Server {
     pub(crate) text: Arc<TextModel>,
     pub(crate) options: ServerOptions,
     pub(crate) metrics: Arc<ServeMetrics>,
+    pub(crate) request_log: Option<RequestLog>,
     pub(crate) ids: RequestIds,
     pub(crate) phases: Phases,
     /// Rung by `/admin/exit`.
@@ -55,6 +60,19 @@ pub struct ServerOptions {
     pub drain: Duration,
     /// Whoever can reach the server may pause, resume, drain and end it over HTTP.
     pub admin: bool,
+    /// One of these must come with every request; empty: everybody is served.
+    pub api_keys: Arc<ApiKeys>,
+    /// Web pages whose scripts may use the server.
+    pub cors: CorsOrigins,
+    /// The server speaks HTTPS.
+    pub tls: Option<Tls>,
+    /// How long a request may take from its head to the end of its answer. `None`: as long as it takes.
+    pub request_timeout: Option<Duration>,
+    /// How long a client may keep the server waiting: for the next request and all of its head, for the next
+    /// bytes of a body, and for room to send more of an answer. Waiting for the model is not the client's.
+    pub idle_timeout: Duration,
+    /// Where a line is written for each request.
+    pub request_log: Option<LogSink>,
 }
 
 /// Sampling where a request says nothing. The default is the OpenAI API's; a checkpoint's
@@ -84,17 +102,20 @@ impl Server {
     /// Puts the parts together. Nothing listens until [`serve`](crate::serve).
     ///
     /// Panics when `options.text_threads` is 0: no request could ever be read.
-    pub fn new(engine: Arc<dyn Engine>, text: TextModel, options: ServerOptions) -> Arc<Self> {
+    pub fn new(engine: Arc<dyn Engine>, text: TextModel, mut options: ServerOptions) -> Arc<Self> {
         assert!(options.text_threads > 0, "a server without text threads reads no request");
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let metrics = Arc::new(ServeMetrics::new());
+        let sink = options.request_log.take();
         Arc::new(Self {
+            request_log: sink.map(|sink| sink.start(metrics.clone(), options.api_keys.clone())),
             engine,
             text: Arc::new(text),
             text_threads: Arc::new(Semaphore::new(options.text_threads)),
             instance: mix(options.seeds.start, started.as_nanos() as u64),
             started_s: started.as_secs(),
             options,
-            metrics: Arc::new(ServeMetrics::new()),
+            metrics,
             ids: RequestIds::default(),
             phases: Phases::new(),
             exit: Notify::new(),
@@ -114,6 +135,36 @@ impl Server {
             Some(asked) => {
                 let served = self.names().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(" or ");
                 Err(ApiError::ModelNotFound { asked, served })
+            }
+        }
+    }
+
+    /// Opens the request log's file anew: it was moved away.
+    pub fn reopen_request_log(&self) {
+        if let Some(log) = &self.request_log {
+            log.reopen();
+        }
+    }
+
+    /// Resolves, with what to tell the client, when a request that comes now has to end: its time is over, or
+    /// the server cuts what still runs. The future outlives the borrow.
+    pub(crate) fn end_of_patience(&self) -> impl Future<Output = ApiError> + Send + use<> {
+        let cut = self.phases.reached(Phase::Cut);
+        let deadline = self.options.request_timeout.map(|after| (after, tokio::time::Instant::now() + after));
+        async move {
+            let over = async {
+                match deadline {
+                    Some((after, at)) => {
+                        tokio::time::sleep_until(at).await;
+                        ApiError::Deadline { after }
+                    }
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = cut => ApiError::Draining,
+                error = over => error,
             }
         }
     }
@@ -165,6 +216,13 @@ impl ServerOptions {
             // What Kubernetes waits before it kills.
             drain: Duration::from_secs(30),
             admin: false,
+            api_keys: Arc::default(),
+            cors: CorsOrigins::default(),
+            tls: None,
+            request_timeout: None,
+            // Above the 60 s of common proxies, so that it is they who close a connection that idles.
+            idle_timeout: Duration::from_secs(75),
+            request_log: None,
         }
     }
 }

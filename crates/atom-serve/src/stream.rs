@@ -23,8 +23,8 @@ pub(crate) struct SseBody<S> {
     options: StreamOptions,
     /// Which choices have said that they begin.
     opened: Vec<bool>,
-    /// Resolves when the server cuts what is still running.
-    cut: Pin<Box<dyn Future<Output = ()> + Send>>,
+    /// Resolves when the server ends what is still running.
+    cut: Pin<Box<dyn Future<Output = ApiError> + Send>>,
     silence: Pin<Box<Sleep>>,
 }
 
@@ -33,7 +33,7 @@ impl<S: Shape> SseBody<S> {
         generation: Generation,
         shape: S,
         options: StreamOptions,
-        cut: impl Future<Output = ()> + Send + 'static,
+        cut: impl Future<Output = ApiError> + Send + 'static,
     ) -> Self {
         Self {
             opened: vec![false; generation.choices()],
@@ -90,9 +90,7 @@ impl<S: Shape> Stream for SseBody<S> {
         let this = self.get_mut();
         let Some(generation) = &mut this.generation else { return Poll::Ready(None) };
         let next = match generation.poll_piece(cx) {
-            Poll::Pending if this.cut.as_mut().poll(cx).is_ready() => {
-                Poll::Ready(Some(Err(ApiError::Draining)))
-            }
+            Poll::Pending => this.cut.as_mut().poll(cx).map(|error| Some(Err(error))),
             other => other,
         };
         let frames = match next {
