@@ -1,5 +1,6 @@
 //! The command line. Flags follow vLLM and ATOM where those have one; `-` and `_` are the same.
 
+use crate::access::AccessArgs;
 use atom_group::{Policy, PolicyError};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
@@ -234,8 +235,6 @@ pub(crate) struct EngineArgs {
 /// Flags of vLLM and ATOM that are known and not built: refused by name, see [`EngineArgs::refuse_unbuilt`].
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct UnbuiltArgs {
-    #[arg(long, hide = true, value_name = "KEY")]
-    api_key: Option<String>,
     #[arg(long, hide = true, value_name = "METHOD")]
     quantization: Option<String>,
     #[arg(long, hide = true, value_name = "METHOD")]
@@ -264,7 +263,6 @@ impl EngineArgs {
     /// What isn't built is refused and never ignored.
     pub(crate) fn refuse_unbuilt(&self) -> anyhow::Result<()> {
         let flags = [
-            ("--api-key", self.unbuilt.api_key.is_some(), "put a proxy that checks keys in front"),
             ("--quantization", self.unbuilt.quantization.is_some(), "the checkpoint's own format is used"),
             ("--method", self.unbuilt.method.is_some(), "there is no speculation"),
             (
@@ -298,6 +296,9 @@ pub(crate) struct ServeArgs {
     /// Let whoever reaches the server pause, resume, drain and end it: POST /admin/pause and so on.
     #[arg(long)]
     pub(crate) enable_admin: bool,
+
+    #[command(flatten)]
+    pub(crate) access: AccessArgs,
 
     /// Seconds that running requests have to finish after SIGTERM or Ctrl-C.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]

@@ -29,7 +29,7 @@ fn values_and_texts_are_left_alone() {
 
 #[test]
 fn what_is_not_built_is_refused_by_name() {
-    for flag in ["--quantization=x", "--api-key=x"] {
+    for flag in ["--quantization=x", "--method=x"] {
         let Command::Serve(args) = parse(&["atom", "serve", flag]).unwrap().command else { panic!() };
         let refusal = args.engine.refuse_unbuilt().unwrap_err().to_string();
         assert!(refusal.contains(&flag.replace("=x", "")), "{flag}: {refusal}");

@@ -1,5 +1,6 @@
 //! `atom serve`.
 
+use crate::access;
 use crate::args::ServeArgs;
 use crate::engine::HostEngine;
 use crate::launch::{Running, launch};
@@ -7,10 +8,10 @@ use crate::output::say;
 use anyhow::{Context, Result, anyhow, bail};
 use atom_serve::{SeedSource, Server, ServerOptions, TextModel};
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Serves until told to stop; an error if a rank was lost.
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
@@ -19,15 +20,19 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         .enable_all()
         .build()
         .context("starting the HTTP threads")?;
+    // All of this before the model is loaded: a wrong file or a taken port should not cost a minute.
+    let mut options = ServerOptions::new(String::new(), SeedSource::new(0));
+    args.access.apply(&mut options)?;
+    access::raise_descriptor_limit();
     let address = SocketAddr::new(args.host, args.port);
-    // Before the model is loaded: a taken port should not cost a minute.
     let listener = runtime.block_on(TcpListener::bind(address)).with_context(|| {
         format!("can't listen on {address}; another program may use the port, --port takes another one")
     })?;
     let Running { host, text, served_name, seed, .. } = launch(&args.engine)?;
     let host = Arc::new(host);
     let mut names = args.served_model_name.iter().cloned();
-    let mut options = ServerOptions::new(names.next().unwrap_or(served_name), SeedSource::new(seed));
+    options.model = names.next().unwrap_or(served_name);
+    options.seeds = SeedSource::new(seed);
     options.aliases = names.collect();
     options.admin = args.enable_admin;
     options.drain = Duration::from_secs(args.drain_seconds);
@@ -36,7 +41,12 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let server = Server::new(Arc::new(HostEngine(Arc::clone(&host))), text, options);
     let outcome = runtime.block_on(async {
         let shown = listener.local_addr().context("the listener's address")?;
-        say(format_args!("serving {model} on http://{shown}/v1 (Ctrl-C to stop)\n"))?;
+        let scheme = args.access.scheme();
+        say(format_args!("serving {model} on {scheme}://{shown}/v1 (Ctrl-C to stop)\n"))?;
+        if args.access.has_log_file() {
+            let hangups = signal(SignalKind::hangup()).context("listening for SIGHUP")?;
+            tokio::spawn(reopen_log(hangups, Arc::downgrade(&server)));
+        }
         let drained = atom_serve::serve(listener, server, stop(Arc::clone(&host))).await;
         if drained.cut > 0 {
             bail!("{} requests were cut short by the end of the drain", drained.cut);
@@ -48,6 +58,14 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let stopped = Arc::try_unwrap(host).map_or(Ok(()), atom_rank::Host::shutdown);
     fault.map_or(stopped, Err).map_err(|fault| anyhow!("a rank was lost: {fault}"))?;
     outcome
+}
+
+/// Opens the request log anew on every SIGHUP, as programs that rotate logs ask for.
+async fn reopen_log(mut hangups: Signal, server: Weak<Server>) {
+    while hangups.recv().await.is_some() {
+        let Some(server) = server.upgrade() else { return };
+        server.reopen_request_log();
+    }
 }
 
 /// Resolves on SIGTERM, SIGINT, or when a rank is lost: then every request has been answered.
