@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::http::{HeaderMap, Request, header};
 use bytes::Bytes;
 use std::time::Duration;
+use tokio::time::Instant;
 use tokio_stream::StreamExt;
 
 /// Reads a JSON body.
@@ -13,7 +14,7 @@ use tokio_stream::StreamExt;
 /// The content type must say JSON: a web page can make a browser post anything else to a server on the
 /// user's own machine, without asking it first. It is checked last: a body that was not read costs the
 /// client its connection.
-pub(crate) async fn read(request: Request<Body>) -> Result<Bytes, ApiError> {
+pub(crate) async fn read(request: Request<Body>, idle: Duration) -> Result<Bytes, ApiError> {
     let (head, body) = request.into_parts();
     let too_large = |size, whole| Err(ApiError::BodyTooLarge { size, whole, max: BODY_BYTES_MAX });
     if let Some(size) = declared_length(&head.headers).filter(|&size| size > DRAINED_BYTES_MAX) {
@@ -22,14 +23,20 @@ pub(crate) async fn read(request: Request<Body>) -> Result<Bytes, ApiError> {
     let mut chunks = body.into_data_stream();
     let mut bytes = Vec::new();
     let mut size: u64 = 0;
+    let patience = PATIENCE.min(idle);
+    let began = Instant::now();
     loop {
-        let next = tokio::time::timeout(PATIENCE, chunks.next()).await;
-        match next.map_err(|_| ApiError::BodySlow { waited: PATIENCE })? {
+        let next = tokio::time::timeout(patience, chunks.next()).await;
+        match next.map_err(|_| ApiError::BodySlow { waited: patience })? {
             None if size > BODY_BYTES_MAX as u64 => return too_large(size, true),
             None => break,
             Some(Err(error)) => return Err(ApiError::BodyLost { reason: error.to_string() }),
             Some(Ok(chunk)) => {
                 size += chunk.len() as u64;
+                let waited = began.elapsed();
+                if size < RATE_MIN * waited.saturating_sub(PATIENCE).as_secs() {
+                    return Err(ApiError::BodyTrickles { size, waited, rate: RATE_MIN });
+                }
                 if size > DRAINED_BYTES_MAX {
                     return too_large(size, false);
                 }
@@ -66,3 +73,7 @@ const DRAINED_BYTES_MAX: u64 = 8 * BODY_BYTES_MAX as u64;
 
 /// Longest wait for the next byte of a body.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Bytes of a body that must come in a second, once it has taken longer than [`PATIENCE`]: a modem of the last
+/// century is faster, and a client that sends a byte now and then would hold a place for days.
+const RATE_MIN: u64 = 1024;
