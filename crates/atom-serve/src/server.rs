@@ -1,12 +1,14 @@
 //! What all connections share.
 
 use crate::auth::ApiKeys;
+use crate::body::Room;
 use crate::cors::CorsOrigins;
 use crate::engine::{Engine, RequestIds};
 use crate::error::ApiError;
 use crate::phase::{Phase, Phases};
 use crate::request_log::{LogSink, RequestLog};
 use crate::tls::Tls;
+use atom_base::limits::BODIES_BYTES_MAX;
 use atom_base::rng;
 use atom_telemetry::ServeMetrics;
 use atom_text::{ChatTemplate, Tokenizer};
@@ -25,6 +27,8 @@ pub struct Server {
     pub(crate) request_log: Option<RequestLog>,
     pub(crate) ids: RequestIds,
     pub(crate) phases: Phases,
+    /// For the bodies of requests that are being read.
+    pub(crate) body_room: Room,
     /// Rung by `/admin/exit`.
     pub(crate) exit: Notify,
     /// Seconds since 1970 at start: `created` of the model's card.
@@ -118,6 +122,7 @@ impl Server {
             metrics,
             ids: RequestIds::default(),
             phases: Phases::new(),
+            body_room: Room::new(BODIES_BYTES_MAX),
             exit: Notify::new(),
         })
     }
