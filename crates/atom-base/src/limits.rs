@@ -10,6 +10,9 @@ pub const LANES_MAX: usize = 1024;
 /// Bytes of one HTTP request body. 32 MiB holds a prompt of several million tokens as JSON ids.
 pub const BODY_BYTES_MAX: usize = 32 << 20;
 
+/// Bytes of the bodies of all requests that are being read: 32 of the largest, or ten thousand of 100 kB.
+pub const BODIES_BYTES_MAX: usize = 1 << 30;
+
 /// Alternatives that `top_logprobs` may ask for, as in the OpenAI API.
 pub const TOP_LOGPROBS_MAX: usize = 20;
 

@@ -36,7 +36,7 @@ async fn only_empty_json(
     let (head, body) = request.into_parts();
     let mut whole = Request::new(body);
     whole.headers_mut().clone_from(&head.headers);
-    let bytes = body::read(whole, server.options.idle_timeout).await?;
+    let bytes = body::read(&server, whole).await?;
     if !bytes.is_empty() {
         Fields::parse(&bytes)?.refuse_all()?;
     }

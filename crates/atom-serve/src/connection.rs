@@ -23,7 +23,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::task::yield_now;
+use tokio::time::{sleep, timeout};
 
 /// Who sent a request: an extension of it.
 #[derive(Clone, Copy, Debug)]
@@ -63,11 +64,19 @@ async fn speak<S: Transport + 'static>(stream: S, peer: SocketAddr, routes: Rout
         .keep_alive(server.phases.now() == Phase::Serving)
         .serve_connection(TokioIo::new(wire), service);
     let ended = {
-        let mut draining = pin!(server.phases.reached(Phase::Draining));
-        let mut closed = pin!(server.phases.reached(Phase::Closed));
+        // A request that has arrived is taken before its connection ends: the runtime must have told of it.
+        let reached = |phase| {
+            let reached = server.phases.reached(phase);
+            async {
+                reached.await;
+                yield_now().await;
+            }
+        };
+        let mut draining = pin!(reached(Phase::Draining));
+        let mut closed = pin!(reached(Phase::Closed));
         let fresh = server.phases.now() > Phase::Serving;
         tokio::select! {
-            // In this order: a request that has arrived is taken before its connection ends.
+            // In this order, for the same reason.
             biased;
             ended = &mut serving => ended,
             () = draining.as_mut(), if !fresh => {
@@ -95,7 +104,15 @@ async fn speak<S: Transport + 'static>(stream: S, peer: SocketAddr, routes: Rout
         }
     }
     if refusal.is_some() || exchange.has_unread() {
-        linger(stream).await;
+        let end = async {
+            server.phases.reached(Phase::Closed).await;
+            sleep(LAST_LINGER).await;
+        };
+        tokio::select! {
+            () = linger(stream) => {}
+            // Nobody who still sends holds up the end for long.
+            () = end => {}
+        }
     }
 }
 
@@ -181,5 +198,7 @@ pub(crate) const WRITE_BUFFER: usize = HEAD_BYTES_MAX + (8 << 10);
 
 /// For how long, and how much, is taken of a request that was refused.
 const LINGER: Duration = Duration::from_secs(2);
+/// The same when the process ends: a round trip.
+const LAST_LINGER: Duration = Duration::from_millis(200);
 const LINGER_BYTES_MAX: usize = 64 << 20;
 const LINGER_BUFFER: usize = 16 << 10;

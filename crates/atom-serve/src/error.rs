@@ -62,6 +62,11 @@ pub(crate) enum ApiError {
         waited.as_secs()
     )]
     BodyTrickles { size: u64, waited: Duration, rate: u64 },
+    /// Too many clients send at once.
+    #[error(
+        "the bodies of all requests have more than {max} bytes together, the most that are held; try again later"
+    )]
+    BodiesFull { max: usize },
     /// The client's fault.
     #[error("the body is not valid UTF-8: the byte at offset {offset} does not continue a character")]
     NotUtf8 { offset: usize },
@@ -233,6 +238,7 @@ impl ApiError {
             Self::LaneFull { .. } => queue_full(),
             Self::TooManyViewers { .. } => Class { code: Some("too_many_viewers"), ..queue_full() },
             Self::Refused(refusal) => refusal_class(refusal),
+            Self::BodiesFull { .. } => ours(StatusCode::SERVICE_UNAVAILABLE).code("overloaded"),
             Self::Deadline { .. } => ours(StatusCode::GATEWAY_TIMEOUT).code("request_timeout"),
             Self::Draining => ours(StatusCode::SERVICE_UNAVAILABLE).code("shutting_down"),
             Self::NotAtRest { .. } => ours(StatusCode::GATEWAY_TIMEOUT).code("not_at_rest"),

@@ -123,7 +123,7 @@ impl Record {
     /// A choice was admitted. The prompt counts once, however many choices continue it.
     pub(crate) fn admitted(&self, choice: u32, prompt: usize, cached: usize) {
         let mut facts = self.facts();
-        if facts.asked.is_none_or(|asked| choice % asked.n == 0) {
+        if facts.asked.is_none_or(|asked| choice.is_multiple_of(asked.n)) {
             facts.prompt_tokens += prompt;
             facts.cached_tokens += cached;
         }

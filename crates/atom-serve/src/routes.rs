@@ -85,7 +85,7 @@ async fn generate<S: Shape>(
     let session = session(request.headers());
     let record = request.extensions().get::<Arc<Record>>().cloned();
     let answer = async {
-        let bytes = body::read(request, server.options.idle_timeout).await?;
+        let bytes = body::read(&server, request).await?;
         record.iter().for_each(|record| record.body(&bytes));
         let arrived = Instant::now();
         let (mut work, mut shape) = server.on_text_thread(move |server| read(server, &bytes)).await?;

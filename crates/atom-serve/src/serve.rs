@@ -4,12 +4,15 @@ use crate::connection::{FLUSH, connection};
 use crate::phase::Phase;
 use crate::routes::router;
 use crate::server::Server;
+use std::future::poll_fn;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
-use tokio::net::TcpListener;
-use tokio::task::JoinSet;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::{JoinSet, unconstrained, yield_now};
 use tokio::time::{sleep, timeout};
 
 /// How a server came to its end.
@@ -37,7 +40,13 @@ pub async fn serve(
         loop {
             tokio::select! {
                 biased;
-                cut = &mut drained => break close(&server, connections, cut).await,
+                cut = &mut drained => {
+                    let pending = waiting(&listener).await;
+                    for (stream, peer) in pending {
+                        connections.spawn(connection(stream, peer, routes.clone(), server.clone()));
+                    }
+                    break close(&server, connections, cut).await;
+                }
                 Some(ended) = connections.join_next(), if !connections.is_empty() => report(ended),
                 accepted = listener.accept(), if connections.len() < CONNECTIONS_MAX => {
                     match accepted {
@@ -50,6 +59,25 @@ pub async fn serve(
             }
         }
     }
+}
+
+/// Connections that were made and not accepted yet: who has sent a request on one gets an answer, a 503, and
+/// not a reset.
+async fn waiting(listener: &TcpListener) -> Vec<(TcpStream, SocketAddr)> {
+    // Lets the runtime hear of the newest.
+    yield_now().await;
+    let mut pending = Vec::new();
+    let accept = poll_fn(|cx| {
+        while pending.len() < BACKLOG_MAX {
+            match listener.poll_accept(cx) {
+                Poll::Ready(Ok(accepted)) => pending.push(accepted),
+                Poll::Ready(Err(_)) | Poll::Pending => break,
+            }
+        }
+        Poll::Ready(())
+    });
+    unconstrained(accept).await;
+    pending
 }
 
 /// Waits for the word, then for the running requests.
@@ -127,6 +155,9 @@ async fn refused(error: io::Error) {
 
 /// Connections at once. Each holds a descriptor and some 10 kB; beyond this they wait in the backlog.
 const CONNECTIONS_MAX: usize = 16_384;
+
+/// What the system's backlog holds at the most, by default.
+const BACKLOG_MAX: usize = 4096;
 
 /// How long another host's pause may hold up the requests of a server that leaves.
 const PAUSE_LOOK_EVERY: Duration = Duration::from_millis(100);

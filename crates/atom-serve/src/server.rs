@@ -1,6 +1,7 @@
 //! What all connections share.
 
 use crate::auth::ApiKeys;
+use crate::body::Room;
 use crate::cors::CorsOrigins;
 use crate::engine::{Engine, RequestIds};
 use crate::error::ApiError;
@@ -9,6 +10,7 @@ use crate::request_log::{LogSink, RequestLog};
 use crate::text::TextModel;
 use crate::tls::Tls;
 use crate::ui::VIEWERS_MAX;
+use atom_base::limits::BODIES_BYTES_MAX;
 use atom_base::rng;
 use atom_telemetry::ServeMetrics;
 use atom_text::TokenCache;
@@ -31,6 +33,8 @@ pub struct Server {
     pub(crate) phases: Phases,
     /// Places for those who watch the steps.
     pub(crate) viewers: Arc<Semaphore>,
+    /// For the bodies of requests that are being read.
+    pub(crate) body_room: Room,
     /// Rung by `/admin/exit`.
     pub(crate) exit: Notify,
     /// Seconds since 1970 at start: `created` of the model's card.
@@ -121,6 +125,7 @@ impl Server {
             ids: RequestIds::default(),
             phases: Phases::new(),
             viewers: Arc::new(Semaphore::new(VIEWERS_MAX)),
+            body_room: Room::new(BODIES_BYTES_MAX),
             exit: Notify::new(),
         })
     }

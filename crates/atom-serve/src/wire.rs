@@ -218,8 +218,9 @@ impl Looks {
     }
 }
 
-/// An interim response: every HTTP/1.1 client must take any number of them before the answer.
-const STILL_WORKING: &[u8] = b"HTTP/1.1 102 Processing\r\n\r\n";
+/// An interim response: every HTTP/1.1 client must take any number of them before the answer, and this one is
+/// the one that the older ones know.
+const STILL_WORKING: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 /// First wait for the reset of a peer that is gone: a round trip in a data centre. Later ones are longer: most
 /// that leave are found at once.

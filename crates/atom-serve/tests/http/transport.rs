@@ -185,10 +185,10 @@ async fn a_client_that_has_sent_all_it_will_gets_its_answer() {
     let mut client = site.client().await;
     client.write(&post(&json!({"prompt": "x"}).to_string(), "")).await;
     client.half_close().await;
-    assert_eq!(client.head().await.status, 102);
+    assert_eq!(client.head().await.status, 100);
     site.fake.gate.add_permits(1);
     let mut response = client.head().await;
-    while response.status == 102 {
+    while response.status == 100 {
         response = client.head().await;
     }
     assert_eq!(response.status, 200);
@@ -201,7 +201,7 @@ async fn a_client_that_has_sent_all_it_will_gets_its_answer() {
     let mut text = String::new();
     let mut has_asked = false;
     let mut response = client.head().await;
-    while response.status == 102 {
+    while response.status == 100 {
         response = client.head().await;
     }
     while let Some(chunk) = client.chunk().await {
