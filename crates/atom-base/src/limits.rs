@@ -30,3 +30,12 @@ pub const LOGIT_BIAS_MAX: usize = 1024;
 
 /// Stop token ids of one request.
 pub const STOP_TOKENS_MAX: usize = 64;
+
+/// Tools of one request. OpenAI allows 128; an agent with several servers of tools brings some hundred.
+pub const TOOLS_MAX: usize = 512;
+
+/// Bytes of one tool's name, as in the OpenAI API.
+pub const TOOL_NAME_BYTES_MAX: usize = 64;
+
+/// Bytes of all names, descriptions and schemas of a request: half a million tokens, more than contexts hold.
+pub const TOOLS_BYTES_MAX: usize = 2 << 20;

@@ -2,6 +2,7 @@
 
 use crate::error::BenchError;
 use crate::options::{BenchOptions, Endpoint, Load, Shape};
+use crate::prompt::PromptKind;
 use crate::report::Report;
 use crate::target::Target;
 use std::path::PathBuf;
@@ -21,6 +22,7 @@ use std::time::Duration;
 /// Prompts are made of random words, all different, and the same for the same --seed. A server
 /// with a prefix cache knows them when the bench is run twice: the line "of them cached" tells, and
 /// another --seed makes new ones. Their length is tuned to --input-len with two small requests.
+/// With --random-ids they are token ids instead, exactly --input-len of them.
 ///
 /// Ends with an error when any request failed. Examples:
 ///
@@ -63,6 +65,13 @@ pub struct ServeBench {
     /// Tokens of an answer (max_tokens)
     #[arg(long, visible_alias = "random-output-len", value_name = "TOKENS", default_value_t = 128)]
     pub output_len: u32,
+
+    /// Send token ids instead of words, drawn from 0 to below SIZE: the server's vocabulary
+    ///
+    /// Each request has its own, so experts of a mixture are met as evenly as its router does, and
+    /// nothing depends on a tokenizer. For --endpoint completions, of servers that take lists of ids.
+    #[arg(long, value_name = "SIZE")]
+    pub random_ids: Option<u32>,
 
     /// Begin all prompts with the same tokens, of --input-len: shows what a prefix cache gives
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
@@ -167,6 +176,7 @@ impl ServeBench {
             api_key: self.api_key.filter(|key| !key.is_empty()),
             model: self.model,
             endpoint: self.endpoint,
+            prompts: self.random_ids.map_or(PromptKind::Words, |vocabulary| PromptKind::Ids { vocabulary }),
             shape: Shape {
                 input_tokens: self.input_len,
                 output_tokens: self.output_len,
@@ -231,6 +241,8 @@ mod tests {
         assert_eq!(options.shape, Shape { input_tokens: 7, output_tokens: 128, shared_prefix_tokens: 0 });
         let options = parse("--duration 1.5m --concurrency 16").unwrap();
         assert_eq!(options.load, Load::Soak { concurrency: 16, duration: Duration::from_secs(90) });
+        let options = parse("--random-ids 151936").unwrap();
+        assert_eq!(options.prompts, PromptKind::Ids { vocabulary: 151_936 });
         let options = parse("--max-concurrency 3 --num-prompts 5 --random-output-len 6").unwrap();
         assert_eq!(options.load, Load::Levels { concurrencies: vec![3], requests: Some(5) });
     }

@@ -21,6 +21,20 @@ impl Calibration {
     /// One token a word: what is assumed of a server that counts no prompt tokens.
     pub(crate) const ASSUMED: Self = Self { overhead: 0.0, per_word: 1.0 };
 
+    /// Token ids: nothing is added to them.
+    pub(crate) const IDS: Self = Self { overhead: 0.0, per_word: 1.0 };
+
+    /// Sends one prompt of token ids and gives the server's count of them, if it counts.
+    pub(crate) async fn count_ids(
+        client: &mut Client,
+        prompts: Prompts,
+        input_tokens: usize,
+    ) -> Result<Option<u64>, Failure> {
+        let prompt = prompts.prompt(PROBE, input_tokens);
+        let job = Job { number: 0, prompt, max_tokens: 1, temperature: 0.0, seed: None };
+        Ok(client.complete(&job).await?.prompt_tokens)
+    }
+
     /// Sends two prompts, the shorter the beginning of the longer, and compares their counts.
     /// `Ok(None)`: the server gives no usable counts.
     pub(crate) async fn measure(
@@ -34,7 +48,7 @@ impl Calibration {
         for (count, words) in counts.iter_mut().zip([short, long]) {
             let job = Job {
                 number: 0,
-                prompt: prompts.text(PROBE, words),
+                prompt: prompts.prompt(PROBE, words),
                 max_tokens: 1,
                 temperature: 0.0,
                 seed: None,

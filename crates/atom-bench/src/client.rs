@@ -2,6 +2,7 @@
 
 use crate::error::{Failure, FailureKind};
 use crate::options::Endpoint;
+use crate::prompt::Prompt;
 use crate::sse::EventParser;
 use crate::target::Target;
 use bytes::Bytes;
@@ -32,7 +33,7 @@ pub(crate) struct Call {
 pub(crate) struct Job {
     /// Position in the workload.
     pub(crate) number: usize,
-    pub(crate) prompt: String,
+    pub(crate) prompt: Prompt,
     pub(crate) max_tokens: u32,
     pub(crate) temperature: f32,
     pub(crate) seed: Option<u64>,
@@ -140,9 +141,13 @@ impl Client {
             "stream": true,
             "stream_options": {"include_usage": true},
         });
-        match self.call.endpoint {
-            Endpoint::Completions => body["prompt"] = job.prompt.as_str().into(),
-            Endpoint::Chat => body["messages"] = json!([{"role": "user", "content": job.prompt}]),
+        match (self.call.endpoint, &job.prompt) {
+            (Endpoint::Completions, Prompt::Text(text)) => body["prompt"] = text.as_str().into(),
+            (Endpoint::Completions, Prompt::Ids(ids)) => body["prompt"] = ids.as_slice().into(),
+            (Endpoint::Chat, Prompt::Text(text)) => {
+                body["messages"] = json!([{"role": "user", "content": text}]);
+            }
+            (Endpoint::Chat, Prompt::Ids(_)) => unreachable!("refused with the options"),
         }
         if let Some(seed) = job.seed {
             body["seed"] = seed.into();

@@ -94,9 +94,19 @@ pub(crate) fn prompt(body: &Value) -> &str {
     body["prompt"].as_str().or_else(|| body["messages"][0]["content"].as_str()).unwrap()
 }
 
+/// The prompt's ids, where it is a list of them.
+pub(crate) fn ids(body: &Value) -> Option<Vec<u64>> {
+    body["prompt"].as_array().map(|ids| ids.iter().map(|id| id.as_u64().unwrap()).collect())
+}
+
 /// What a right server says: as many tokens as were asked for, and text that depends on the
-/// request alone. Words count twice, and a template adds three.
+/// request alone. Words count twice, and a template adds three; ids count as they are.
 pub(crate) fn right(body: &Value) -> Completion {
+    if let Some(ids) = ids(body) {
+        let tokens = body["max_tokens"].as_u64().unwrap();
+        let pieces = (0..tokens).map(|token| format!(" {}-{token}{}", ids[0], body["seed"])).collect();
+        return Completion { pieces, usage: Some((ids.len() as u64, 0, tokens)), hangs_up: false };
+    }
     let words = prompt(body).split(' ').count() as u64;
     let tokens = body["max_tokens"].as_u64().unwrap();
     let first = prompt(body).split(' ').next().unwrap().to_owned();

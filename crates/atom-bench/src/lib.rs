@@ -45,6 +45,7 @@ pub use args::ServeBench;
 pub use error::BenchError;
 pub use measure::Spread;
 pub use options::{BenchOptions, Endpoint, Load, Shape};
+pub use prompt::PromptKind;
 pub use report::{FailureCount, LevelReport, Report, SoakReport};
 pub use run::run;
 pub use target::Target;

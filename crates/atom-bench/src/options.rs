@@ -1,5 +1,6 @@
 //! What to measure, checked.
 
+use crate::prompt::PromptKind;
 use crate::target::Target;
 use std::time::Duration;
 
@@ -14,6 +15,8 @@ pub struct BenchOptions {
     pub model: Option<String>,
     /// Which API.
     pub endpoint: Endpoint,
+    /// What prompts are made of.
+    pub prompts: PromptKind,
     /// How long prompts and answers are.
     pub shape: Shape,
     /// Ask the server to go on past the model's end token.

@@ -4,8 +4,8 @@ use crate::calibrate::Calibration;
 use crate::client::{Call, Client, Job, Sample};
 use crate::error::{BenchError, Failure, FailureKind};
 use crate::measure::Tally;
-use crate::options::{BenchOptions, Load, Shape};
-use crate::prompt::Prompts;
+use crate::options::{BenchOptions, Endpoint, Load, Shape};
+use crate::prompt::{PromptKind, Prompts};
 use crate::report::{LevelReport, Report};
 use crate::soak::Soak;
 use std::sync::Arc;
@@ -93,21 +93,36 @@ impl Ready {
         }
         let call = Arc::new(call);
         let mut client = Client::new(Arc::clone(&call));
-        let mut prompts = Prompts { seed: options.seed, shared_words: 0 };
+        let mut prompts = Prompts { seed: options.seed, kind: options.prompts, shared: 0 };
         let mut notes = Vec::new();
         let Shape { input_tokens, output_tokens, shared_prefix_tokens } = options.shape;
-        let measured = Calibration::measure(&mut client, prompts, input_tokens);
-        let calibration = measured.await.map_err(failed("the first request"))?.unwrap_or_else(|| {
-            notes.push("the server counts no prompt tokens: a word is taken for a token".into());
-            Calibration::ASSUMED
-        });
-        prompts.shared_words = calibration.words_of_part(shared_prefix_tokens);
+        let calibration = if let PromptKind::Ids { vocabulary } = options.prompts {
+            let counted = Calibration::count_ids(&mut client, prompts, input_tokens).await;
+            match counted.map_err(failed("the first request"))? {
+                Some(count) if count != input_tokens as u64 => {
+                    notes
+                        .push(format!("the server counts {count} tokens where {input_tokens} ids were sent"));
+                }
+                _ => {}
+            }
+            tell(&format!("prompts of {input_tokens} token ids below {vocabulary}"));
+            Calibration::IDS
+        } else {
+            let measured = Calibration::measure(&mut client, prompts, input_tokens);
+            let calibration = measured.await.map_err(failed("the first request"))?.unwrap_or_else(|| {
+                notes.push("the server counts no prompt tokens: a word is taken for a token".into());
+                Calibration::ASSUMED
+            });
+            let words = calibration.words(input_tokens);
+            tell(&format!("prompts of {words} words are about {input_tokens} tokens"));
+            calibration
+        };
         let words = calibration.words(input_tokens);
-        tell(&format!("prompts of {words} words are about {input_tokens} tokens"));
+        prompts.shared = calibration.words_of_part(shared_prefix_tokens);
         for number in 0..options.warmup {
             let job = Job {
                 number,
-                prompt: prompts.text(number as u64, words),
+                prompt: prompts.prompt(number as u64, words),
                 max_tokens: output_tokens,
                 temperature: options.temperature,
                 seed: None,
@@ -184,7 +199,7 @@ impl Ready {
             let index = (level as u64 + 1) << 32 | number as u64;
             Job {
                 number,
-                prompt: self.prompts.text(index, words),
+                prompt: self.prompts.prompt(index, words),
                 max_tokens: options.shape.output_tokens,
                 temperature: options.temperature,
                 seed: (options.temperature > 0.0).then_some(index),
@@ -300,6 +315,14 @@ fn check(options: &BenchOptions) -> Result<(), BenchError> {
         return refuse(format!(
             "--shared-prefix {shared_prefix_tokens} is longer than --input-len {input_tokens}, of which it is a part"
         ));
+    }
+    if let PromptKind::Ids { vocabulary } = options.prompts {
+        if options.endpoint == Endpoint::Chat {
+            return refuse("--random-ids is for --endpoint completions: messages are text".into());
+        }
+        if vocabulary == 0 {
+            return refuse("--random-ids 0: a vocabulary has 1 token or more".into());
+        }
     }
     if !(0.0..=2.0).contains(&options.temperature) {
         return refuse(format!("--temperature {} must be from 0 to 2", options.temperature));

@@ -54,7 +54,7 @@ impl Soak {
             let is_greedy = number % 2 == 0;
             Job {
                 number,
-                prompt: prompts.text(index, calibration.words(input_tokens)),
+                prompt: prompts.prompt(index, calibration.words(input_tokens)),
                 max_tokens: prompts.length(index, OUTPUT, shape.output_tokens as usize) as u32,
                 temperature: if is_greedy { 0.0 } else { TEMPERATURE },
                 seed: (!is_greedy).then_some(number as u64),

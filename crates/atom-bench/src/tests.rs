@@ -1,6 +1,6 @@
 //! Whole benches against a server in this process.
 
-use crate::fake_server::{Answer, Completion, FakeServer, prompt, right};
+use crate::fake_server::{Answer, Completion, FakeServer, ids, prompt, right};
 use crate::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
@@ -18,6 +18,7 @@ fn options(url: &str) -> BenchOptions {
         api_key: None,
         model: None,
         endpoint: Endpoint::Completions,
+        prompts: PromptKind::Words,
         shape: Shape { input_tokens: 43, output_tokens: 5, shared_prefix_tokens: 0 },
         ignore_eos: false,
         temperature: 0.0,
@@ -118,6 +119,46 @@ async fn chat_sends_messages_and_the_options_that_were_asked_for() {
         assert_eq!(words(body)[..30], first[..30], "60 tokens are 30 words");
     }
     assert_ne!(words(&measured[1])[30..], first[30..]);
+}
+
+#[tokio::test]
+async fn random_ids_are_sent_as_ids_and_differ_in_every_request() {
+    let server = FakeServer::start(|_, body| Answer::Whole(right(body))).await;
+    let shape = Shape { input_tokens: 37, output_tokens: 3, shared_prefix_tokens: 10 };
+    let prompts = PromptKind::Ids { vocabulary: 5000 };
+    let report = run_whole(BenchOptions { prompts, shape, warmup: 1, ..options(&server.url) }).await;
+    assert!(report.is_clean() && report.notes.is_empty(), "{report}");
+    let sent: Vec<_> = server.bodies().iter().map(|body| ids(body).unwrap()).collect();
+    // One that looks whether the server counts alike, and one that warms up.
+    assert_eq!(sent.len(), 2 + 10);
+    assert!(sent.iter().all(|ids| ids.len() == 37 && ids.iter().all(|&id| id < 5000)));
+    let own: BTreeSet<_> = sent.iter().map(|ids| ids[10..].to_vec()).collect();
+    assert_eq!(own.len(), sent.len());
+    assert!(
+        sent[1..].iter().all(|ids| ids[..10] == sent[1][..10]),
+        "the probe comes before the prefix is known"
+    );
+    assert!(sent.iter().flatten().any(|&id| id > 4000));
+}
+
+#[tokio::test]
+async fn a_server_that_adds_to_ids_is_noted_and_ids_that_cant_be_sent_are_refused() {
+    let adds = |_, body: &serde_json::Value| {
+        let answer = right(body);
+        let usage = answer.usage.map(|(prompt, cached, tokens)| (prompt + 1, cached, tokens));
+        Answer::Whole(Completion { usage, ..answer })
+    };
+    let server = FakeServer::start(adds).await;
+    let ids = |vocabulary| BenchOptions { prompts: PromptKind::Ids { vocabulary }, ..options(&server.url) };
+    let report = run_whole(ids(100)).await;
+    assert_eq!(report.notes, ["the server counts 44 tokens where 43 ids were sent"]);
+    for (options, part) in [
+        (BenchOptions { endpoint: Endpoint::Chat, ..ids(100) }, "--endpoint completions"),
+        (ids(0), "1 token or more"),
+    ] {
+        let error = run(options, |_| {}, pending()).await.unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
 }
 
 #[tokio::test]

@@ -229,6 +229,7 @@ fn tensor(dtype: DType, rows: usize, cols: usize) -> Tensor {
             DType::F32 => bytes.extend(plain.to_le_bytes()),
             DType::F16 => bytes.extend([code, 0x21]),
             DType::BF16 => bytes.extend([code, 0x3c]),
+            DType::F8_E4M3 => unreachable!("held as f32"),
             DType::Q8_0 | DType::Q4_0 | DType::Q4_1 => {
                 let half_scales = if dtype == DType::Q4_1 { 2 } else { 1 };
                 let at = bytes.len() % dtype.block_bytes();

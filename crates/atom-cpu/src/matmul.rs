@@ -212,6 +212,7 @@ impl Product<'_> {
         unsafe {
             match (self.weights.dtype, exact) {
                 (DType::F32, _) => self.enter::<Plain<f32>>(isa, panels, rows),
+                (DType::F8_E4M3, _) => unreachable!("FP8 is held as f32"),
                 (DType::F16, _) => self.enter::<Plain<f16>>(isa, panels, rows),
                 (DType::BF16, _) => self.enter::<Plain<bf16>>(isa, panels, rows),
                 (DType::Q8_0, false) => self.enter::<Bytes>(isa, panels, rows),

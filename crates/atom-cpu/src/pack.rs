@@ -7,6 +7,8 @@
 //! * Q4_0, Q4_1: `[4][16][4]` bytes; the low nibbles are inputs `4i ..`, the high ones `16 + 4i ..`,
 //!   so that one load gives two vectors; 16 f16 scales, for Q4_1 then 16 f16 offsets.
 //!
+//! FP8 is expanded to f32, code times scale, and held as such.
+//!
 //! The last panel is filled up with zeros. Every panel starts on a cache line.
 
 use crate::aligned::Piece;
@@ -16,11 +18,11 @@ use crate::quads::QUAD;
 use crate::shared::share;
 
 use atom_ops::{OpsError, Slice};
-use atom_weights::DType;
+use atom_weights::{DType, quant};
 
 /// A rank's slice of one tensor, packed.
 pub(crate) struct Packed {
-    /// How elements are stored.
+    /// How elements are held here.
     pub(crate) dtype: DType,
     /// Width of the rows that it multiplies.
     pub(crate) inputs: usize,
@@ -39,7 +41,7 @@ impl Packed {
     /// Packs a checked slice into a piece of that size, panels in parallel.
     pub(crate) fn new(slice: &Slice, data: Piece, pool: &mut Pool) -> Self {
         assert_eq!(data.len(), Self::bytes_of(slice), "room for {:?}", slice.tensor);
-        let (dtype, inputs, outputs) = (slice.tensor.dtype, slice.cols.len(), slice.rows.len());
+        let (dtype, inputs, outputs) = (held(slice.tensor.dtype), slice.cols.len(), slice.rows.len());
         let (panels, panel_bytes) = (outputs.div_ceil(LANES), panel_bytes(slice));
         let base = PanelBase(data.as_ptr());
         pool.run(&|worker| {
@@ -84,8 +86,16 @@ impl Packed {
     }
 }
 
+/// The type that a file's elements have in a panel.
+const fn held(dtype: DType) -> DType {
+    match dtype {
+        DType::F8_E4M3 => DType::F32,
+        other => other,
+    }
+}
+
 fn panel_bytes(slice: &Slice) -> usize {
-    let dtype = slice.tensor.dtype;
+    let dtype = held(slice.tensor.dtype);
     let blocks = slice.cols.len() / dtype.block_elements();
     (blocks * (code_bytes(dtype) + scale_bytes(dtype))).next_multiple_of(PANEL_ALIGN)
 }
@@ -112,7 +122,7 @@ impl PanelBase {
 /// Bytes of one block of codes of a panel.
 pub(crate) const fn code_bytes(dtype: DType) -> usize {
     match dtype {
-        DType::F32 => 4 * LANES,
+        DType::F32 | DType::F8_E4M3 => 4 * LANES,
         DType::F16 | DType::BF16 => 2 * LANES,
         DType::Q8_0 => 32 * LANES,
         DType::Q4_0 | DType::Q4_1 => 16 * LANES,
@@ -122,7 +132,7 @@ pub(crate) const fn code_bytes(dtype: DType) -> usize {
 /// Bytes of one block of scales of a panel.
 pub(crate) const fn scale_bytes(dtype: DType) -> usize {
     match dtype {
-        DType::F32 | DType::F16 | DType::BF16 => 0,
+        DType::F32 | DType::F16 | DType::BF16 | DType::F8_E4M3 => 0,
         DType::Q8_0 | DType::Q4_0 => 2 * LANES,
         DType::Q4_1 => 4 * LANES,
     }
@@ -146,7 +156,7 @@ pub(crate) fn check(slice: &Slice) -> Result<(), OpsError> {
 }
 
 /// The bytes of a slice's columns in output `row` of the slice.
-pub(crate) fn row_bytes(slice: &Slice, row: usize) -> &[u8] {
+fn row_bytes(slice: &Slice, row: usize) -> &[u8] {
     let dtype = slice.tensor.dtype;
     let bytes = slice.tensor.row(slice.rows.start + row);
     &bytes[dtype.row_bytes(slice.cols.start)..dtype.row_bytes(slice.cols.end)]
@@ -155,6 +165,9 @@ pub(crate) fn row_bytes(slice: &Slice, row: usize) -> &[u8] {
 fn pack_panel(slice: &Slice, panel: usize, to: &mut [u8]) {
     let dtype = slice.tensor.dtype;
     let blocks = slice.cols.len() / dtype.block_elements();
+    if dtype == DType::F8_E4M3 {
+        return expand_panel(slice, panel, to);
+    }
     let (codes, scales) = to.split_at_mut(blocks * code_bytes(dtype));
     let first = panel * LANES;
     for lane in 0..LANES.min(slice.rows.len() - first) {
@@ -165,6 +178,20 @@ fn pack_panel(slice: &Slice, panel: usize, to: &mut [u8]) {
             DType::Q8_0 => pack_blocks::<34, 2>(from, codes, scales, lane, 0x80),
             DType::Q4_0 => pack_blocks::<18, 2>(from, codes, scales, lane, 0),
             DType::Q4_1 => pack_blocks::<20, 4>(from, codes, scales, lane, 0),
+            DType::F8_E4M3 => unreachable!("expanded above"),
+        }
+    }
+}
+
+fn expand_panel(slice: &Slice, panel: usize, to: &mut [u8]) {
+    let mut values = vec![0.0; slice.cols.len()];
+    let first = panel * LANES;
+    for lane in 0..LANES.min(slice.rows.len() - first) {
+        let row = slice.rows.start + first + lane;
+        quant::expand_row(&slice.tensor, row, slice.cols.clone(), &mut values);
+        for (k, value) in values.iter().enumerate() {
+            let at = 4 * (k * LANES + lane);
+            to[at..at + 4].copy_from_slice(&value.to_le_bytes());
         }
     }
 }

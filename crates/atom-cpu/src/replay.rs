@@ -16,7 +16,7 @@ use crate::room::View;
 use crate::sample::Sampler;
 use crate::shared::{Rows, share};
 use crate::sizes::Place;
-use crate::weights::{Loaded, Matrix, dequantise};
+use crate::weights::{Loaded, Matrix, dequantise_row};
 use atom_base::{ScoredToken, TokenId, slot_of_last};
 use atom_ops::{Buf, Collectives, Comm, Extent, OpsError, StepInputs, Weight};
 use atom_weights::Tensor;
@@ -142,7 +142,7 @@ impl Replay<'_> {
             let out = self.buffer(out);
             for row in share(self.inputs.tokens.len(), worker.index, worker.count) {
                 let token = self.token(row) as usize;
-                dequantise(table.dtype, table.row(token), out.row_mut(row));
+                dequantise_row(table, token, 0..table.cols(), out.row_mut(row));
             }
         }
     }

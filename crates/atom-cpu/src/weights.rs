@@ -2,10 +2,10 @@
 
 use crate::aligned::Slabs;
 use crate::matmul::Part;
-use crate::pack::{Packed, check, row_bytes};
+use crate::pack::{Packed, check};
 use crate::pool::Pool;
 use atom_ops::{OpsError, Slice};
-use atom_weights::{DType, Tensor};
+use atom_weights::{DType, Tensor, quant};
 use half::{bf16, f16};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -199,7 +199,7 @@ pub(crate) fn load_vector(parts: &[Slice]) -> Result<Vec<f32>, OpsError> {
         for row in 0..part.rows.len() {
             let start = vector.len();
             vector.resize(start + part.cols.len(), 0.0);
-            dequantise(part.tensor.dtype, row_bytes(part, row), &mut vector[start..]);
+            dequantise_row(&part.tensor, part.rows.start + row, part.cols.clone(), &mut vector[start..]);
         }
     }
     Ok(vector)
@@ -210,13 +210,23 @@ pub(crate) fn check_table(table: &Tensor) -> Result<(), OpsError> {
     check(&Slice { tensor: table.clone(), rows: 0..table.rows(), cols: 0..table.cols() })
 }
 
+/// Columns of a row as f32, FP8 with its scales; allocates nothing.
+pub(crate) fn dequantise_row(tensor: &Tensor, row: usize, cols: Range<usize>, to: &mut [f32]) {
+    let dtype = tensor.dtype;
+    if dtype == DType::F8_E4M3 {
+        return quant::expand_row(tensor, row, cols, to);
+    }
+    dequantise(dtype, &tensor.row(row)[dtype.row_bytes(cols.start)..dtype.row_bytes(cols.end)], to);
+}
+
 /// Whole blocks as f32: `d * code`, for Q4_1 `d * code + m` rounded once.
-pub(crate) fn dequantise(dtype: DType, from: &[u8], to: &mut [f32]) {
+fn dequantise(dtype: DType, from: &[u8], to: &mut [f32]) {
     assert_eq!(from.len(), dtype.row_bytes(to.len()), "{} elements of {dtype:?}", to.len());
     match dtype {
         DType::F32 => each::<4>(from, to, f32::from_le_bytes),
         DType::F16 => each::<2>(from, to, |bytes| f16::from_le_bytes(bytes).to_f32()),
         DType::BF16 => each::<2>(from, to, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+        DType::F8_E4M3 => unreachable!("its scales are not in its bytes"),
         DType::Q8_0 => {
             for (block, to) in from.as_chunks::<34>().0.iter().zip(to.as_chunks_mut::<32>().0) {
                 let step = half_at(block, 0);
@@ -261,6 +271,7 @@ fn nibbles(codes: &[u8], to: &mut [f32; 32], convert: impl Fn(f32) -> f32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use atom_weights::Fp8Scales;
 
     fn tensor() -> Tensor {
         Tensor::from_f32(vec![40, 8], (0..320).map(|i| i as f32).collect())
@@ -292,6 +303,35 @@ mod tests {
             let tensor = tensor();
             assert!(addresses.insert(tensor.bytes().as_ptr()), "the share keeps what it knows alive");
             share.packed(&slice(&tensor, 0..40), &mut pool).unwrap();
+        }
+    }
+
+    /// Slices that begin and end within blocks of scales, and rows of a table.
+    #[test]
+    fn fp8_is_packed_as_the_numbers_that_it_stands_for() {
+        let (rows, cols) = (50, 40);
+        let codes: Vec<u8> = (0..rows * cols).map(|i| (i * 31 % 0x7f) as u8 | (i % 2 << 7) as u8).collect();
+        let scales = (0..7 * 3).map(|i| 0.01 + i as f32).collect();
+        let fp8 = Tensor::new(DType::F8_E4M3, vec![rows, cols], Arc::new(codes), 0, rows * cols)
+            .scaled(Fp8Scales::Block { rows: 8, cols: 16 }, Tensor::from_f32(vec![7, 3], scales));
+        let plain = Tensor::from_f32(vec![rows, cols], quant::dequantize(&fp8));
+        let (share, mut pool) = (WeightShare::new(), Pool::new(2, &[]).unwrap());
+        for (rows, cols) in [(0..50, 0..40), (5..43, 7..31), (49..50, 15..16)] {
+            let mut bytes = |tensor: &Tensor| {
+                let slice = Slice { tensor: tensor.clone(), rows: rows.clone(), cols: cols.clone() };
+                let packed = share.packed(&slice, &mut pool).unwrap();
+                assert_eq!(
+                    (packed.dtype, packed.outputs, packed.inputs),
+                    (DType::F32, rows.len(), cols.len())
+                );
+                let start = packed.panel(0);
+                // SAFETY: panels stand one behind the other, and all of them are the piece.
+                unsafe { std::slice::from_raw_parts(start, packed.bytes()) }.to_vec()
+            };
+            assert!(bytes(&fp8) == bytes(&plain), "{rows:?} {cols:?}");
+            let mut row = vec![0.0; cols.len()];
+            dequantise_row(&fp8, rows.start, cols.clone(), &mut row);
+            assert_eq!(row, quant::dequantize(&plain)[rows.start * 40..][cols.clone()]);
         }
     }
 

@@ -11,7 +11,7 @@ use crate::launch::attend::{AttendHeads, AttendKernels};
 use crate::launch::experts::Experts;
 use crate::launch::rope::CacheLayer;
 use crate::memory::{Address, DeviceMem, Pinned};
-use crate::plan::{Plan, attend_heads, check_kv, experts_shape, work};
+use crate::plan::{Plan, attend_heads, check_kv, check_model, experts_shape, work};
 use crate::record::{Capture, Recorded, not_built};
 use crate::sampler::Sampler;
 use crate::staging::Staging;
@@ -268,6 +268,7 @@ impl Reserved {
     fn new(stream: &Stream, plan: &Plan, reserve: &Reserve) -> Result<Self, OpsError> {
         let (device, sizes) = (stream.device(), &plan.sizes);
         check_kv(reserve.kv_dtype, sizes.element)?;
+        check_model(reserve)?;
         if reserve.pages > plan.pages {
             return Err(OpsError::Memory(format!(
                 "{} pages of the cache were asked for, {} were planned",

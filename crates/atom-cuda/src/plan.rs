@@ -7,7 +7,8 @@ use crate::error::CudaError;
 use crate::fuse::fuse;
 use crate::launch::attend::{AttendHeads, AttendKernels};
 use crate::launch::experts::{Experts, ExpertsShape};
-use crate::launch::sample::SampleMemory;
+use crate::launch::rope::head_dim_max;
+use crate::launch::sample::{SampleMemory, VOCAB_MAX};
 use crate::layout::{Layout, Limits};
 use crate::memory::Address;
 use crate::sample_rows::{BIAS_BYTES, BIAS_LOAD_BYTES, RESULT_BYTES, ROW_BYTES, SEEN_LOAD_BYTES};
@@ -77,7 +78,11 @@ impl Sizer {
     }
 
     /// Takes a recording into account; `reserve` is what [`Backend::reserve`] will get (its pages don't matter).
-    pub fn add(&mut self, recording: &Recording, reserve: &Reserve) {
+    ///
+    /// # Errors
+    /// The model has a size that no kernel takes: [`CudaError::Unsupported`] with the numbers.
+    pub fn add(&mut self, recording: &Recording, reserve: &Reserve) -> Result<(), CudaError> {
+        check_model(reserve)?;
         let steps = fuse(recording, self.shelf.element(), &self.properties);
         self.room = self.room.max(Places::new(recording, &steps, self.shelf.element()).bytes);
         let limits = limits(reserve, &self.properties, self.shelf.element());
@@ -87,6 +92,7 @@ impl Sizer {
         let bytes = experts.map(|shape| Experts::new(shape, &self.properties).workspace_bytes()).max();
         self.experts = self.experts.max(bytes.unwrap_or(0));
         self.recordings += recording.ops().len();
+        Ok(())
     }
 
     /// What it comes to.
@@ -239,6 +245,29 @@ pub(crate) fn experts_shape(recording: &Recording, op: &Op, element: Element) ->
     })
 }
 
+/// Vocabularies and heads that no kernel takes are refused before anything is taken.
+pub(crate) fn check_model(reserve: &Reserve) -> Result<(), CudaError> {
+    let (vocab, head_dim, dim) = (reserve.vocab, reserve.attention.head_dim, reserve.attention.rotary.dim);
+    if reserve.samples && !(1..=VOCAB_MAX).contains(&vocab) {
+        return Err(CudaError::Unsupported(format!(
+            "a vocabulary of {vocab} tokens is not built for GPUs, where sampling takes up to {VOCAB_MAX}; use --device cpu"
+        )));
+    }
+    if dim > head_dim || !dim.is_multiple_of(2) || !head_dim.is_multiple_of(2) {
+        return Err(CudaError::Unsupported(format!(
+            "heads of {head_dim} elements of which {dim} rotate: both must be even, and the second not above the first"
+        )));
+    }
+    let most = head_dim_max(head_dim, dim);
+    if head_dim > most {
+        return Err(CudaError::Unsupported(format!(
+            "heads of {head_dim} elements of which {dim} rotate are not built for GPUs, where {most} are the most for \
+             these sizes (512 if those that rotate and those that don't are multiples of 16, else 256); use --device cpu"
+        )));
+    }
+    Ok(())
+}
+
 /// The type of the cache's elements is that of activations.
 pub(crate) fn check_kv(kv: KvDType, element: Element) -> Result<(), CudaError> {
     match (kv, element) {
@@ -274,3 +303,51 @@ pub(crate) const LOADS_ROOM: usize =
 const DRIVER_BYTES: usize = 256 << 20;
 /// A kernel's node in an instantiated graph.
 const NODE_BYTES: usize = 4 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use atom_ops::{AttentionSpec, Rotary, StepShape};
+    use std::sync::Arc;
+
+    fn reserve(vocab: usize, head_dim: usize, dim: usize) -> Reserve {
+        let rotary = Rotary { frequencies: vec![1.0; dim / 2], dim, pairs: false, magnitude: 1.0 };
+        Reserve {
+            top: StepShape { rows: 8, out_rows: 8, lanes: 1 },
+            layers: 1,
+            attention: Arc::new(AttentionSpec { q_heads: 2, kv_heads: 1, head_dim, scale: 0.25, rotary }),
+            page_size: 16,
+            pages: 2,
+            pages_per_sequence: 4,
+            kv_dtype: KvDType::BF16,
+            slots: 9,
+            vocab,
+            samples: true,
+            poison: false,
+        }
+    }
+
+    #[test]
+    fn sizes_that_no_kernel_takes_are_refused_with_their_numbers() {
+        for (vocab, head_dim, dim, parts) in [
+            (VOCAB_MAX + 1, 128, 128, &["327681 tokens", "up to 327680", "--device cpu"][..]),
+            (0, 128, 128, &["0 tokens"]),
+            (512, 528, 528, &["528 elements", "512 are the most"]),
+            (512, 264, 264, &["264 elements of which 264 rotate", "256 are the most"]),
+            (512, 272, 8, &["272 elements of which 8 rotate", "256 are the most"]),
+            (512, 128, 63, &["of which 63 rotate", "even"]),
+            (512, 64, 66, &["of which 66 rotate"]),
+        ] {
+            let CudaError::Unsupported(text) = check_model(&reserve(vocab, head_dim, dim)).unwrap_err()
+            else {
+                panic!("{vocab} {head_dim} {dim}");
+            };
+            assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+        }
+        for (vocab, head_dim, dim) in [(VOCAB_MAX, 512, 512), (1, 256, 2), (512, 512, 256), (512, 100, 50)] {
+            check_model(&reserve(vocab, head_dim, dim)).unwrap();
+        }
+        // A rank that samples nothing has no bound.
+        check_model(&Reserve { samples: false, ..reserve(VOCAB_MAX + 1, 64, 64) }).unwrap();
+    }
+}

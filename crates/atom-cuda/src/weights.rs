@@ -264,15 +264,16 @@ fn fill(slice: &Slice, rows: std::ops::Range<usize>, element: Element, out: &mut
 
 fn fill_row(slice: &Slice, row: usize, element: Element, out: &mut [u8]) {
     let (dtype, cols) = (slice.tensor.dtype, &slice.cols);
-    let bytes = &slice.tensor.row(row)[dtype.row_bytes(cols.start)..dtype.row_bytes(cols.end)];
     let same = matches!(
         (dtype, element),
         (atom_weights::DType::BF16, Element::BF16) | (atom_weights::DType::F32, Element::F32)
     );
     if same {
-        out.copy_from_slice(bytes);
+        out.copy_from_slice(&slice.tensor.row(row)[dtype.row_bytes(cols.start)..dtype.row_bytes(cols.end)]);
     } else {
-        out.copy_from_slice(&element.encode(&quant::dequantize_bytes(dtype, bytes)));
+        let mut values = vec![0.0; cols.len()];
+        quant::expand_row(&slice.tensor, row, cols.clone(), &mut values);
+        out.copy_from_slice(&element.encode(&values));
     }
 }
 
@@ -282,3 +283,37 @@ const ALIGN: usize = 256;
 const BUFFER_BYTES: usize = 64 << 20;
 /// Below this one thread is done before others are awake.
 const ALONE_BYTES: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use atom_weights::{DType, Fp8Scales};
+    use half::bf16;
+    use std::sync::Arc;
+
+    /// A slice that begins and ends within blocks of scales, in both types, by one thread and by several.
+    #[test]
+    fn fp8_is_expanded_with_the_scales_of_its_blocks() {
+        let (rows, cols, side) = (1000, 520, 128);
+        // 0x38 is 1, 0xc0 is -2, 0x01 the smallest above 0.
+        let codes: Vec<u8> = (0..rows * cols).map(|i| [0x38, 0xc0, 0x01][i % 3]).collect();
+        let scales: Vec<f32> = (0..8 * 5).map(|i| 0.3 + i as f32).collect();
+        let form = Fp8Scales::Block { rows: side, cols: side };
+        let tensor = Tensor::new(DType::F8_E4M3, vec![rows, cols], Arc::new(codes), 0, rows * cols)
+            .scaled(form, Tensor::from_f32(vec![8, 5], scales.clone()));
+        let slice = Slice { tensor, rows: 60..960, cols: 100..410 };
+        for element in [Element::F32, Element::BF16] {
+            for taken in [60..70, 60..960] {
+                let mut out = vec![0xff; taken.len() * slice.cols.len() * element.bytes()];
+                fill(&slice, taken.clone(), element, &mut out);
+                let expected =
+                    taken.flat_map(|row| slice.cols.clone().map(move |col| (row, col))).map(|(row, col)| {
+                        let value = [1.0, -2.0, 0.001_953_125][(row * cols + col) % 3];
+                        let number = value * scales[row / side * 5 + col / side];
+                        if element == Element::BF16 { bf16::from_f32(number).to_f32() } else { number }
+                    });
+                assert!(element.decode(&out).into_iter().eq(expected), "{element:?}");
+            }
+        }
+    }
+}

@@ -69,7 +69,7 @@ pub enum PolicyError {
         expected: String,
     },
     /// Neither on nor off.
-    #[error("{ENABLE}={text:?}: expected 1 (also true, on) or 0 (also false, off)")]
+    #[error("{ENABLE}={text:?}: expected 1 (also true, on, yes) or 0 (also false, off, no)")]
     Switch {
         /// What it was set to.
         text: String,
@@ -151,10 +151,11 @@ impl Alignment {
         {
             return Err(PolicyError::Watermarks { low, high });
         }
-        match set(ENABLE).as_deref() {
-            None | Some("1" | "true" | "on") => Ok(Some(alignment)),
-            Some("0" | "false" | "off") => Ok(None),
-            Some(text) => Err(PolicyError::Switch { text: text.to_owned() }),
+        let Some(text) = set(ENABLE) else { return Ok(Some(alignment)) };
+        match text.to_ascii_lowercase().as_str() {
+            "1" | "true" | "on" | "yes" => Ok(Some(alignment)),
+            "0" | "false" | "off" | "no" => Ok(None),
+            _ => Err(PolicyError::Switch { text }),
         }
     }
 }

@@ -16,8 +16,12 @@ fn unset_and_empty_variables_have_their_defaults() {
 
 #[test]
 fn it_is_switched_on_and_off_and_nothing_else() {
-    for (text, on) in [("0", false), ("off", false), ("false", false), ("1", true), ("true", true)] {
-        assert_eq!(parse(&[(ENABLE, text)]).unwrap().is_some(), on, "{text}");
+    for (words, on) in
+        [(["0", "off", "false", "no", "OFF"], false), (["1", "on", "true", "yes", "True"], true)]
+    {
+        for text in words {
+            assert_eq!(parse(&[(ENABLE, text)]).unwrap().is_some(), on, "{text}");
+        }
     }
     assert_eq!(parse(&[(ENABLE, "maybe")]), Err(PolicyError::Switch { text: "maybe".into() }));
 }

@@ -180,7 +180,7 @@ fn plan(setup: &Setup, checkpoint: &Arc<Checkpoint>, element: Element, propertie
         poison: setup.poison,
     };
     for bucket in config.lattice.buckets() {
-        sizer.add(&model.record(shape(bucket.rows(), bucket.out_rows())), &reserve);
+        sizer.add(&model.record(shape(bucket.rows(), bucket.out_rows())), &reserve).unwrap();
     }
     Plan { sizes: sizer.sizes(&reserve), pages: setup.pages }
 }

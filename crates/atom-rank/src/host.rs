@@ -2,7 +2,7 @@
 
 use crate::link::Link;
 use crate::mail::Mail;
-use crate::outbox::EventSink;
+use crate::outbox::{Each, EventSink, StepSink};
 use crate::probe::Probe;
 use crate::recent::StepRecord;
 use crate::shared::{GroupShared, HostShared, LaneShared};
@@ -226,6 +226,11 @@ impl Host {
 
     /// Takes a request; its events go to `sink`, ending with exactly one terminal event.
     pub fn submit(&self, request: Request, sink: EventSink) -> Result<(), Refusal> {
+        self.submit_by_step(request, Box::new(Each(sink)))
+    }
+
+    /// The same for a sink that takes what a step has for the request together.
+    pub fn submit_by_step(&self, request: Request, sink: Box<dyn StepSink>) -> Result<(), Refusal> {
         let (id, mut lane) = (request.id, LaneId(0));
         let (mut request, mut sink) = (Some(request), Some(sink));
         let mut letter = Letter::LookRed;
@@ -290,6 +295,17 @@ impl Host {
     /// How the host is, without asking any rank.
     pub fn health(&self) -> Health {
         self.shared.health()
+    }
+
+    /// Begins to record what the steps of this host's lanes take. False if that goes on already.
+    pub fn start_profile(&self) -> bool {
+        self.shared.profile.start()
+    }
+
+    /// Ends that: the newest steps, oldest first, and how many older ones there was no room for. `None` if
+    /// none was begun.
+    pub fn stop_profile(&self) -> Option<(Vec<StepRecord>, u64)> {
+        self.shared.profile.stop()
     }
 
     /// This host and the others of its group refuse new requests from now on; those that run go on.
@@ -389,7 +405,7 @@ impl Host {
     }
 
     /// Chooses a lane for a request and registers where its events go.
-    fn register(&self, request: &Request, sink: EventSink) -> Result<LaneId, Refusal> {
+    fn register(&self, request: &Request, sink: Box<dyn StepSink>) -> Result<LaneId, Refusal> {
         let leaves = || self.shared.groups.iter().any(|group| group.exit.load(Ordering::SeqCst));
         if self.shared.wishes.draining.load(Ordering::SeqCst) || leaves() {
             return Err(Refusal::Closed("it is shutting down".into()));

@@ -6,14 +6,15 @@ use crate::device::Device;
 use crate::host::HostConfig;
 use crate::link::Link;
 use crate::mail::Mail;
-use crate::outbox::Outbox;
+use crate::outbox::{Batch, Outbox};
 use crate::probe::{Stage, Tap};
+use crate::profile::Profile;
 use crate::recent::{StepRecord, StepRing};
 use crate::shared::{Form, FormLane, GroupShared, LaneShared};
 use crate::stats::{EagerCause, Gauges};
 use crate::step_trace::StepTrace;
-use atom_base::{RequestId, Seat, StepNo};
-use atom_engine::{Event, Scheduler, Want};
+use atom_base::{LaneId, Seat, StepNo};
+use atom_engine::{Scheduler, Want};
 use atom_group::machine::Calls;
 use atom_group::{
     Activity, Bucket, Divergence, ExchangeError, ExitCause, Facts, FactsFlags, Grants, GroupState, GroupStep,
@@ -31,6 +32,7 @@ pub(crate) struct Lane<T> {
     group: Arc<GroupShared>,
     /// Of the epoch that runs.
     form: Option<Arc<Form>>,
+    lane: LaneId,
     lane_in_group: usize,
     outbox: Arc<Outbox>,
     start: Instant,
@@ -40,7 +42,7 @@ pub(crate) struct Lane<T> {
     scheduler: Scheduler,
     device: Device,
     mail: VecDeque<Mail>,
-    events: Vec<(RequestId, Event)>,
+    events: Batch,
     facts: Vec<Facts>, // [lanes]
     last_signature: u64,
     last_replay_us: u32,
@@ -63,6 +65,7 @@ pub(crate) struct Lane<T> {
     fail_on_eager: bool,
     /// Of the group's first lane, with the number of the group.
     step_trace: Option<(Arc<StepTrace>, usize)>,
+    profile: Arc<Profile>,
     tap: T,
 }
 
@@ -75,6 +78,7 @@ pub(crate) struct LaneParts<'a> {
     pub(crate) start: Instant,
     pub(crate) device: Device,
     pub(crate) step_trace: Option<Arc<StepTrace>>,
+    pub(crate) profile: Arc<Profile>,
 }
 
 /// Why a rank thread ended other than by being asked to.
@@ -116,13 +120,14 @@ impl RankError {
 
 impl<T: Tap> Lane<T> {
     pub(crate) fn new(parts: LaneParts<'_>, tap: T) -> Self {
-        let LaneParts { config, seat, group, outbox, start, device, step_trace } = parts;
+        let LaneParts { config, seat, group, outbox, start, device, step_trace, profile } = parts;
         // Every lane has everybody's facts.
         let step_trace = step_trace.filter(|_| seat.lane_in_group == 0);
         // Before the first step, and kept when the rank is replaced.
         group.lanes[seat.lane_in_group].recent.get_or_init(StepRing::new);
         Self {
             form: None,
+            lane: seat.lane,
             lane_in_group: seat.lane_in_group,
             outbox,
             start,
@@ -131,7 +136,7 @@ impl<T: Tap> Lane<T> {
             scheduler: Scheduler::new(config.scheduler.clone()),
             device,
             mail: VecDeque::new(),
-            events: Vec::with_capacity(EVENTS_PER_SEQUENCE * config.scheduler.max_num_seqs),
+            events: Outbox::batch(),
             facts: vec![Facts::default(); group.lanes.len()],
             last_signature: 0,
             last_replay_us: 0,
@@ -145,6 +150,7 @@ impl<T: Tap> Lane<T> {
             told: FactsFlags::default(),
             eager: config.enforce_eager.then_some(EagerCause::EnforceEager),
             fail_on_eager: config.fail_on_eager,
+            profile,
             step_trace: step_trace.map(|trace| (trace, usize::from(seat.group))),
             tap,
             group,
@@ -248,7 +254,7 @@ impl<T: Tap> Lane<T> {
             }
         }
         self.gauges().set_counters(&self.scheduler.counters());
-        self.outbox.post(&mut self.events);
+        self.outbox.post(self.lane, &mut self.events);
     }
 
     /// What the outside wants of this lane.
@@ -418,7 +424,7 @@ impl<T: Tap> Lane<T> {
         self.tap.reach(self.step, Stage::Apply)?;
         self.scheduler.apply(&post.plan, results, &mut self.events);
         self.count(flight, &post, took);
-        self.outbox.post(&mut self.events);
+        self.outbox.post(self.lane, &mut self.events);
         Ok(())
     }
 
@@ -454,6 +460,7 @@ impl<T: Tap> Lane<T> {
             ..flight.record
         };
         self.lane().recent.get().expect("it is made with the lane").push(&record);
+        self.profile.add(|| StepRecord { lane: self.lane, ..record });
     }
 
     fn count_note(&self, note: &StepNote) {
@@ -497,6 +504,3 @@ struct Flight {
 fn micros(took: Duration) -> u32 {
     took.as_micros().clamp(1, u128::from(u32::MAX)) as u32
 }
-
-/// Events of one request in one step: it may start, get a token and end.
-const EVENTS_PER_SEQUENCE: usize = 3;

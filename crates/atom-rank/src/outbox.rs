@@ -1,10 +1,10 @@
-//! How events leave a lane: through a ring of fixed size to one thread, which hands them to the
-//! requests' sinks. The step allocates nothing and never waits for a reader.
+//! How events leave a lane: all those of a step as one batch, exchanged for an empty one, to one thread,
+//! which hands each request what is its own. The step allocates nothing and never waits for a reader.
 
 use atom_base::{LaneId, RequestId};
 use atom_engine::{EngineError, Event, LaneLoad, Placement};
-use crossbeam_queue::ArrayQueue;
 use std::collections::HashMap;
+use std::iter;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Thread;
@@ -12,13 +12,26 @@ use std::thread::Thread;
 /// Takes the events of one request, in order. Must not block: it runs on the one delivering thread.
 pub type EventSink = Box<dyn FnMut(Event) + Send>;
 
-/// The ring, the sinks, and the thread between them.
+/// Takes the events of one request, in order, and those of a step together: for whoever wakes a reader,
+/// which is then done once. Must not block: it runs on the one delivering thread.
+pub trait StepSink: Send {
+    /// Takes what a step has for the request: never nothing, and of several late steps perhaps all.
+    fn take(&mut self, events: &mut dyn Iterator<Item = Event>);
+}
+
+/// Events of a lane with whom they are for; those of one request stand together.
+pub(crate) type Batch = Vec<(RequestId, Event)>;
+
+/// The batches on their way, the sinks, and the thread between them.
 pub(crate) struct Outbox {
-    ring: ArrayQueue<(RequestId, Event)>,
+    waiting: Box<[Mutex<Batch>]>, // [lanes]
     routes: Mutex<Routes>,
     thread: OnceLock<Thread>,
     closed: AtomicBool,
 }
+
+/// A sink that doesn't care where a step ends.
+pub(crate) struct Each(pub(crate) EventSink);
 
 /// Every open request, and what each lane has of them: changed together, under one lock.
 struct Routes {
@@ -30,16 +43,13 @@ struct Route {
     placement: Placement,
     tokens: usize,
     started: bool,
-    sink: EventSink,
+    sink: Box<dyn StepSink>,
 }
-
-/// Events of several steps of a full batch; the delivering thread empties it in microseconds.
-const RING_EVENTS: usize = 4096;
 
 impl Outbox {
     pub(crate) fn new(lanes: usize) -> Arc<Self> {
         Arc::new(Self {
-            ring: ArrayQueue::new(RING_EVENTS),
+            waiting: (0..lanes).map(|_| Mutex::new(Self::batch())).collect(),
             routes: Mutex::new(Routes {
                 open: HashMap::new(),
                 loads: vec![LaneLoad::default(); lanes].into(),
@@ -49,13 +59,19 @@ impl Outbox {
         })
     }
 
+    /// An empty batch with its room. Whoever posts one gets another back, so there are three to a lane for
+    /// ever: what the lane fills, what waits, what is handed over.
+    pub(crate) fn batch() -> Batch {
+        Vec::with_capacity(WAITING_EVENTS_MAX)
+    }
+
     /// Registers where a request's events go; before the request can have any. `place` chooses its lane
     /// from what all lanes have open, or refuses; nobody else is placed meanwhile.
     pub(crate) fn route<E>(
         &self,
         request: RequestId,
         tokens: usize,
-        sink: EventSink,
+        sink: Box<dyn StepSink>,
         place: impl FnOnce(&[LaneLoad]) -> Result<Placement, E>,
     ) -> Result<LaneId, E> {
         let mut routes = self.lock_routes();
@@ -103,24 +119,28 @@ impl Outbox {
         let ids: Vec<_> = routes.open.iter().filter(|(_, route)| lost(route)).map(|(&id, _)| id).collect();
         for id in ids {
             let mut route = routes.remove(id).expect("found above, under the same lock");
-            (route.sink)(Event::Failed(error.clone()));
+            route.sink.take(&mut iter::once(Event::Failed(error.clone())));
         }
         also();
     }
 
-    /// The delivering thread's loop; returns after [`close`](Self::close) once the ring is empty.
+    /// The delivering thread's loop; returns after [`close`](Self::close) once nothing waits.
     pub(crate) fn deliver(&self) {
         self.thread.set(std::thread::current()).expect("one thread delivers");
+        let mut batch = Self::batch();
         loop {
-            while let Some((request, event)) = self.ring.pop() {
-                self.hand_over(request, event);
+            // In this order: what was posted before the end is found.
+            let closed = self.closed.load(Ordering::SeqCst);
+            for waiting in &self.waiting {
+                std::mem::swap(&mut *lock(waiting), &mut batch);
+                self.hand_over(&mut batch);
             }
-            if self.closed.load(Ordering::SeqCst) && self.ring.is_empty() {
+            if closed {
                 // Nobody computes any more: what is still open would wait for ever.
-                let lanes: Vec<_> =
-                    (0..self.lock_routes().loads.len()).map(|lane| LaneId(lane as u16)).collect();
+                let lanes: Vec<_> = (0..self.waiting.len()).map(|lane| LaneId(lane as u16)).collect();
                 return self.fail(&lanes, &EngineError::Rank("the engine was shut down".into()));
             }
+            // Returns at once if anything was posted since the last time.
             std::thread::park();
         }
     }
@@ -130,38 +150,64 @@ impl Outbox {
         self.wake();
     }
 
-    /// Sends off the events of one step and leaves `events` empty, with its room.
-    pub(crate) fn post(&self, events: &mut Vec<(RequestId, Event)>) {
+    /// Sends off the events of one step of a lane and leaves `events` empty, with room.
+    pub(crate) fn post(&self, lane: LaneId, events: &mut Batch) {
         if events.is_empty() {
             return;
         }
-        for mut item in events.drain(..) {
-            while let Err(back) = self.ring.push(item) {
-                // Bounded: the delivering thread never blocks, so a full ring empties, or it has ended and
-                // has answered every request itself.
-                if self.closed.load(Ordering::SeqCst) {
-                    break;
-                }
-                item = back;
-                self.wake();
-                std::thread::yield_now();
+        while !self.put(lane, events) {
+            // Bounded: the delivering thread never blocks, so it makes room, or it has ended and has
+            // answered every request itself.
+            if self.closed.load(Ordering::SeqCst) {
+                return events.clear();
             }
+            self.wake();
+            std::thread::yield_now();
         }
         self.wake();
     }
 
-    fn hand_over(&self, request: RequestId, event: Event) {
+    /// False if too much waits.
+    fn put(&self, lane: LaneId, events: &mut Batch) -> bool {
+        let mut waiting = lock(&self.waiting[usize::from(lane.0)]);
+        if waiting.is_empty() {
+            std::mem::swap(&mut *waiting, events);
+            return true;
+        }
+        // Only when the delivering thread is a step behind.
+        let has_room = waiting.len() + events.len() <= WAITING_EVENTS_MAX;
+        if has_room {
+            waiting.append(events);
+        }
+        has_room
+    }
+
+    /// Gives every request its part of a batch, and leaves the batch empty, with its room.
+    fn hand_over(&self, batch: &mut Batch) {
+        let mut events = batch.drain(..).peekable();
+        while let Some(&(request, _)) = events.peek() {
+            let mut own =
+                iter::from_fn(|| events.next_if(|(other, _)| *other == request)).map(|(_, event)| event);
+            self.hand_on(request, &mut own);
+            // Of a request that nobody listens to any more.
+            own.for_each(drop);
+        }
+    }
+
+    fn hand_on(&self, request: RequestId, events: &mut dyn Iterator<Item = Event>) {
         let mut routes = self.lock_routes();
         let Some(route) = routes.open.get_mut(&request) else { return };
-        let last = matches!(event, Event::Finished(_) | Event::Failed(_));
+        let mut ended = false;
         // The first event comes with the end of the prompt, whatever it is.
         let begins = !std::mem::replace(&mut route.started, true);
-        (route.sink)(event);
+        route.sink.take(
+            &mut events.inspect(|event| ended |= matches!(event, Event::Finished(_) | Event::Failed(_))),
+        );
         let Placement { lane, prefill_rows } = route.placement;
         if begins {
             routes.load(lane).backlog -= prefill_rows;
         }
-        if last {
+        if ended {
             routes.remove(request);
         }
     }
@@ -173,7 +219,13 @@ impl Outbox {
     }
 
     fn lock_routes(&self) -> MutexGuard<'_, Routes> {
-        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.routes)
+    }
+}
+
+impl StepSink for Each {
+    fn take(&mut self, events: &mut dyn Iterator<Item = Event>) {
+        events.for_each(&mut self.0);
     }
 }
 
@@ -194,3 +246,15 @@ impl Routes {
         Some(route)
     }
 }
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Events of a lane that may wait: those of several steps of a full batch, which the delivering thread hands
+/// over in less time than a step takes. Their room is reserved at the start and used from its beginning on.
+const WAITING_EVENTS_MAX: usize = 4096;
+
+#[cfg(test)]
+#[path = "outbox_tests.rs"]
+mod tests;

@@ -6,6 +6,7 @@ use crate::collectives::Window;
 use crate::host::HostConfig;
 use crate::mail::Mailbox;
 use crate::outbox::Outbox;
+use crate::profile::Profile;
 use crate::recent::StepRing;
 use crate::stats::{Gauges, Health, LaneHealth};
 use crate::step_trace::StepTrace;
@@ -29,6 +30,8 @@ pub(crate) struct HostShared {
     pub(crate) outbox: Arc<Outbox>,
     /// What every group's first lane tells of each step, if somebody wants to know.
     pub(crate) step_trace: Option<Arc<StepTrace>>,
+    /// What this host's lanes tell of each step while somebody wants to know.
+    pub(crate) profile: Arc<Profile>,
     fault: OnceLock<String>,
     /// What the outside wants of all groups.
     pub(crate) wishes: Wishes,
@@ -95,6 +98,7 @@ impl HostShared {
             local: config.link.as_ref().map_or(0..lanes, |link| link.lanes(lanes)),
             start,
             step_trace: config.step_trace.as_ref().map(|_| Arc::new(StepTrace::new(header(), start))),
+            profile: Arc::default(),
             groups,
             outbox: Outbox::new(mesh.lanes()),
             fault: OnceLock::new(),

@@ -159,6 +159,7 @@ impl Starter {
             start: self.shared.start,
             device,
             step_trace: self.shared.step_trace.clone(),
+            profile: Arc::clone(&self.shared.profile),
         };
         Box::new(Lane::new(parts, tap))
     }

@@ -66,7 +66,7 @@ fn a_plan_has_all_weights_once_and_its_numbers_when_it_does_not_fit() {
             poison: false,
         };
         for rows in [1, 8, 64, 300] {
-            sizer.add(&model.record(shape(rows)), &reserve);
+            sizer.add(&model.record(shape(rows)), &reserve).unwrap();
         }
         let sizes = sizer.sizes(&reserve);
         // Two bytes each, four for what stays exact, and the gaps between.

@@ -62,6 +62,7 @@ pub(crate) struct Choice {
     pub(crate) prompt_tokens: usize,
     pub(crate) cached_tokens: usize,
     pub(crate) generated_tokens: usize,
+    pub(crate) reasoning_tokens: usize,
     meter: Meter,
 }
 
@@ -70,6 +71,8 @@ pub(crate) struct TextEnd {
     pub(crate) detokenizer: Detokenizer,
     pub(crate) stops: StopStrings,
     pub(crate) parser: AnswerParser,
+    /// Calls at the most; the answer ends before one more.
+    pub(crate) calls_max: u32,
     /// Characters decoded so far, those of an echoed prompt included: where the next token begins.
     pub(crate) offset: usize,
 }
@@ -111,6 +114,7 @@ impl Choice {
             prompt_tokens,
             cached_tokens: 0,
             generated_tokens: 0,
+            reasoning_tokens: 0,
             meter,
         }
     }
@@ -180,6 +184,7 @@ impl Choice {
     /// True when a stop string is complete: the text ends before it.
     fn push_token(&mut self, scored: ScoredToken) -> bool {
         self.generated_tokens += 1;
+        self.reasoning_tokens += usize::from(self.text.parser.is_reasoning());
         if self.with_entries {
             let entry = Entry { token: scored.token, score: Some(scored), offset: self.text.offset };
             self.ready.entries.push(entry);
@@ -194,8 +199,18 @@ impl Choice {
             self.text.parser.finish(&mut parts);
             self.ready.finish = Some(self.stopped(Finish::StopString(stop)));
         }
+        let cut = self.cut_calls(&mut parts);
         self.ready.extend(parts);
-        matched.is_some()
+        matched.is_some() || cut
+    }
+
+    /// Ends the answer before a call that is one too many; true if there was one.
+    fn cut_calls(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
+        let is_over = |part: &AnswerPart| matches!(part, AnswerPart::Call { index, .. } if *index >= self.text.calls_max);
+        let Some(at) = parts.iter().position(is_over) else { return false };
+        parts.truncate(at);
+        self.ready.finish = Some(Finish::ToolCalls);
+        true
     }
 
     /// What was held back comes out. The end of a character that never came may complete a stop string.
@@ -207,8 +222,10 @@ impl Choice {
         parser.push(stopped.text, &mut parts);
         parser.push(stops.finish(), &mut parts);
         parser.finish(&mut parts);
+        let cut = self.cut_calls(&mut parts);
         self.ready.extend(parts);
         match (reason, matched) {
+            _ if cut => {}
             // We drop the stream when we abort, so this is the engine's own doing.
             (FinishReason::Aborted, _) => self.failure = Some(ApiError::Aborted),
             (_, Some(stop)) => self.ready.finish = Some(self.stopped(Finish::StopString(stop))),

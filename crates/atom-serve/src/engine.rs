@@ -1,13 +1,16 @@
 //! The seam to the engine: what the server asks of it, and nothing about how it is done.
 
+use crate::report::{CacheUse, Layout, Profile, ProfileRefusal};
 use atom_base::{LaneId, RequestId, StepNo};
 use atom_engine::{EngineError, EngineLimits, Event, Refusal, Request};
+use std::collections::VecDeque;
 use std::fmt;
 use std::future::poll_fn;
+use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
-use tokio::sync::mpsc;
 
 /// Takes requests and computes them. The binary implements it over the rank threads.
 ///
@@ -41,24 +44,49 @@ pub trait Engine: Send + Sync + 'static {
     /// kept; all of them of a lane beyond the end of `seen`. Nothing waits for who asks.
     fn steps_after(&self, seen: &[u64]) -> Vec<LaneStep>;
 
+    /// How the model is laid out: fixed at start.
+    fn layout(&self) -> &Layout;
+
+    /// What the lanes' caches hold, lane by lane.
+    fn caches(&self) -> Vec<CacheUse>;
+
+    /// Begins to record what steps do.
+    fn start_profile(&self) -> Result<(), ProfileRefusal>;
+
+    /// Ends that and writes it down. The one method that is called where it may take its time.
+    fn stop_profile(&self) -> Result<Profile, ProfileRefusal>;
+
     /// Appends the engine's own metrics; [`atom_telemetry::Exposition`] has the format.
     fn write_metrics(&self, out: &mut String);
 }
 
 /// Events of one request, in order, ending with exactly one terminal event.
 ///
-/// The channel has no bound of its own: a request sends at most one event per prompt token, one per
+/// The queue has no bound of its own: a request sends at most one event per prompt token, one per
 /// generated token and two more, all of them bounded by the model's context.
 pub struct EventStream {
-    events: mpsc::UnboundedReceiver<Event>,
+    queue: Arc<Mutex<Queue>>,
+    /// Taken off the queue, to be read first.
+    taken: VecDeque<Event>,
     /// Armed until the terminal event was taken.
     abort: Option<Box<dyn FnOnce() + Send>>,
 }
 
-/// The engine's end of an [`EventStream`].
-#[derive(Clone, Debug)]
+/// The engine's end of an [`EventStream`]. What a step has for a request is sent together, and wakes the
+/// reader once.
+#[derive(Debug)]
 pub struct EventSender {
-    events: mpsc::UnboundedSender<Event>,
+    queue: Arc<Mutex<Queue>>,
+}
+
+/// Between the two ends.
+#[derive(Debug, Default)]
+struct Queue {
+    events: VecDeque<Event>,
+    /// Of the reader, since it found nothing.
+    waker: Option<Waker>,
+    /// Either end is gone.
+    is_closed: bool,
 }
 
 /// The engine's word on itself.
@@ -141,8 +169,9 @@ impl EventStream {
     /// A stream and the sender that feeds it. `abort` is called when the stream is dropped before its
     /// terminal event was taken: it must be short, since it may run on a reactor thread.
     pub fn new(abort: impl FnOnce() + Send + 'static) -> (EventSender, Self) {
-        let (sender, events) = mpsc::unbounded_channel();
-        (EventSender { events: sender }, Self { events, abort: Some(Box::new(abort)) })
+        let queue = Arc::<Mutex<Queue>>::default();
+        let stream = Self { queue: queue.clone(), taken: VecDeque::new(), abort: Some(Box::new(abort)) };
+        (EventSender { queue }, stream)
     }
 
     /// The next event; `None` after the terminal one.
@@ -153,7 +182,7 @@ impl EventStream {
         if self.abort.is_none() {
             return Poll::Ready(None);
         }
-        let event = match self.events.poll_recv(cx) {
+        let event = match self.take(cx) {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(Some(event)) => event,
             Poll::Ready(None) => {
@@ -166,6 +195,20 @@ impl EventStream {
         Poll::Ready(Some(event))
     }
 
+    /// The next event that was sent; `None` when there will be none.
+    fn take(&mut self, cx: &Context<'_>) -> Poll<Option<Event>> {
+        if self.taken.is_empty() {
+            let mut queue = lock(&self.queue);
+            if queue.events.is_empty() && !queue.is_closed {
+                queue.waker = Some(cx.waker().clone());
+                return Poll::Pending;
+            }
+            // All of it: one look into the queue for each time that the reader is woken.
+            mem::swap(&mut queue.events, &mut self.taken);
+        }
+        Poll::Ready(self.taken.pop_front())
+    }
+
     /// [`poll_next`](Self::poll_next) as a future.
     pub async fn next(&mut self) -> Option<Event> {
         poll_fn(|cx| self.poll_next(cx)).await
@@ -174,6 +217,7 @@ impl EventStream {
 
 impl Drop for EventStream {
     fn drop(&mut self) {
+        lock(&self.queue).is_closed = true;
         if let Some(abort) = self.abort.take() {
             abort();
         }
@@ -189,7 +233,31 @@ impl fmt::Debug for EventStream {
 impl EventSender {
     /// Sends; false when the other end is gone, and the request is aborted.
     pub fn send(&self, event: Event) -> bool {
-        self.events.send(event).is_ok()
+        self.send_all([event])
+    }
+
+    /// Sends what a step has for the request, in order.
+    pub fn send_all(&self, events: impl IntoIterator<Item = Event>) -> bool {
+        let mut queue = lock(&self.queue);
+        if queue.is_closed {
+            return false;
+        }
+        queue.events.extend(events);
+        let waker = queue.waker.take();
+        // The reader may run at once, and look into the queue.
+        drop(queue);
+        waker.into_iter().for_each(Waker::wake);
+        true
+    }
+}
+
+impl Drop for EventSender {
+    fn drop(&mut self) {
+        let mut queue = lock(&self.queue);
+        queue.is_closed = true;
+        let waker = queue.waker.take();
+        drop(queue);
+        waker.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -227,12 +295,26 @@ impl RequestIds {
     }
 }
 
+fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use atom_base::FinishReason;
-    use std::sync::Arc;
+    use atom_base::{FinishReason, ScoredToken};
     use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
+
+    /// Counts how often it is woken.
+    #[derive(Default)]
+    struct Wakes(AtomicUsize);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
 
     fn counted() -> (Arc<AtomicUsize>, EventSender, EventStream) {
         let aborts = Arc::new(AtomicUsize::new(0));
@@ -268,5 +350,40 @@ mod tests {
         assert_eq!(stream.next().await, None);
         drop(stream);
         assert_eq!(aborts.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn what_a_step_has_for_a_request_wakes_its_reader_once_and_comes_in_order() {
+        let (_, sender, mut stream) = counted();
+        let wakes = Arc::new(Wakes::default());
+        let waker = Waker::from(wakes.clone());
+        let mut cx = Context::from_waker(&waker);
+        let token = |id| Event::Token(ScoredToken { logprob: 0.0, ..ScoredToken::bare(id) });
+        assert_eq!(stream.poll_next(&mut cx), Poll::Pending);
+        let begin = Event::Started { cached_tokens: 0 };
+        assert!(sender.send_all([begin.clone(), token(1)]));
+        // Before the reader has looked: it is awake already.
+        assert!(sender.send_all([token(2), Event::Finished(FinishReason::Length)]));
+        assert_eq!(wakes.0.load(Ordering::Relaxed), 1);
+        let end = Event::Finished(FinishReason::Length);
+        for event in [begin, token(1), token(2), end] {
+            assert_eq!(stream.poll_next(&mut cx), Poll::Ready(Some(event)));
+        }
+        assert_eq!(stream.poll_next(&mut cx), Poll::Ready(None));
+        drop(sender);
+        assert_eq!(wakes.0.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_reader_is_woken_when_the_engine_goes_away_and_has_what_it_sent_before() {
+        let (_, sender, mut stream) = counted();
+        let wakes = Arc::new(Wakes::default());
+        let waker = Waker::from(wakes.clone());
+        let mut cx = Context::from_waker(&waker);
+        assert_eq!(stream.poll_next(&mut cx), Poll::Pending);
+        drop(sender);
+        assert_eq!(wakes.0.load(Ordering::Relaxed), 1);
+        assert!(matches!(stream.poll_next(&mut cx), Poll::Ready(Some(Event::Failed(_)))));
+        assert_eq!(stream.poll_next(&mut cx), Poll::Ready(None));
     }
 }

@@ -1,5 +1,6 @@
 //! Everything that is answered with an error, in the shape of the OpenAI API.
 
+use crate::report::ProfileRefusal;
 use atom_base::{LaneId, SamplingError};
 use atom_engine::{EngineError, Refusal};
 use atom_text::TextError;
@@ -43,12 +44,24 @@ pub(crate) enum ApiError {
     /// The client's fault: wrong type or out of range.
     #[error("'{name}' is {found}; it must be {expected}")]
     BadField { name: String, found: String, expected: String },
+    /// Our gap: the model could be held to it only while it writes.
+    #[error(
+        "'{name}' asks that the answer be held to a form, which needs constrained decoding; this server can't do \
+         that for tools yet: send tool_choice \"auto\" and tools without 'strict'"
+    )]
+    NeedsGrammar { name: String },
     /// The client's fault, or our gap: the field would change the answer and this server can't do it.
     #[error("'{name}' is not supported by this server ({reason}); leave it out")]
     Unsupported { name: String, reason: &'static str },
     /// The client's fault: nobody would act on it, so nobody may believe that it acts.
     #[error("unknown field '{name}'")]
     UnknownField { name: String },
+    /// The client's fault: the user speaks before every call has its answer.
+    #[error(
+        "'{name}' comes before the answers to all calls of the assistant; missing: {missing}; send a message of \
+         role \"tool\" for each"
+    )]
+    CallsUnanswered { name: String, missing: String },
     /// The client's fault.
     #[error("model '{asked}' is not served here; the name is {served}")]
     ModelNotFound { asked: String, served: String },
@@ -97,6 +110,9 @@ pub(crate) enum ApiError {
     /// Another operator's doing: what was ordered last holds.
     #[error("the pause was overtaken: a resume or an exit came meanwhile, from another client or host")]
     PauseOvertaken,
+    /// Recording a profile.
+    #[error(transparent)]
+    Profile(#[from] ProfileRefusal),
     /// A panic in a text thread: our bug.
     #[error("internal error: {0}")]
     Internal(String),
@@ -135,13 +151,13 @@ impl ApiError {
             Self::Missing { name, .. } => {
                 invalid(StatusCode::BAD_REQUEST).code("missing_field").param(name.clone())
             }
-            Self::BadField { name, .. } => {
+            Self::BadField { name, .. } | Self::CallsUnanswered { name, .. } => {
                 invalid(StatusCode::BAD_REQUEST).code("invalid_value").param(name.clone())
             }
             Self::Sampling(SamplingError { name, .. }) => {
                 invalid(StatusCode::BAD_REQUEST).code("invalid_value").param(*name)
             }
-            Self::Unsupported { name, .. } => {
+            Self::Unsupported { name, .. } | Self::NeedsGrammar { name } => {
                 invalid(StatusCode::BAD_REQUEST).code("unsupported_field").param(name.clone())
             }
             Self::UnknownField { name } => {
@@ -166,6 +182,7 @@ impl ApiError {
             Self::Draining => ours(StatusCode::SERVICE_UNAVAILABLE).code("shutting_down"),
             Self::NotAtRest { .. } => ours(StatusCode::GATEWAY_TIMEOUT).code("not_at_rest"),
             Self::PauseOvertaken => invalid(StatusCode::CONFLICT).code("pause_overtaken"),
+            Self::Profile(refusal) => profile_class(refusal),
             Self::Aborted => ours(StatusCode::SERVICE_UNAVAILABLE).code("aborted"),
             Self::Text(_) | Self::Engine(_) | Self::Internal(_) => ours(StatusCode::INTERNAL_SERVER_ERROR),
         }
@@ -198,6 +215,15 @@ fn refusal_class(refusal: &Refusal) -> Class {
         Refusal::NoSuchLane { .. } => bad.code("invalid_value").param("data_parallel_rank"),
         Refusal::QueueFull { .. } => queue_full(),
         Refusal::Closed(_) => ours(StatusCode::SERVICE_UNAVAILABLE).code("closed"),
+    }
+}
+
+fn profile_class(refusal: &ProfileRefusal) -> Class {
+    match refusal {
+        ProfileRefusal::Off => invalid(StatusCode::FORBIDDEN).code("profiling_off"),
+        ProfileRefusal::Running => invalid(StatusCode::CONFLICT).code("profile_running"),
+        ProfileRefusal::NotRunning => invalid(StatusCode::CONFLICT).code("no_profile"),
+        ProfileRefusal::Unwritten { .. } => ours(StatusCode::INTERNAL_SERVER_ERROR).code("profile_unwritten"),
     }
 }
 

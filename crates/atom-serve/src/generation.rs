@@ -6,10 +6,11 @@ use crate::params::Params;
 use crate::phase::Running;
 use crate::server::Server;
 use crate::shape::Usage;
+use crate::text::Reading;
 use atom_base::{SamplingParams, StopParams, TokenId};
 use atom_engine::{Refusal, Request};
 use atom_telemetry::InFlight;
-use atom_text::{AnswerParser, Detokenizer, Tokenizer};
+use atom_text::{Detokenizer, Tokenizer};
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -22,8 +23,8 @@ pub(crate) struct Work {
     pub(crate) prompts: Vec<Prompt>,
     /// Hash of the client's session id, if it sent one.
     pub(crate) session: Option<u64>,
-    /// How the text of an answer is taken apart: a fresh parser, to be cloned for each choice.
-    pub(crate) parser: AnswerParser,
+    /// How the text of an answer is taken apart.
+    pub(crate) reading: Reading,
 }
 
 /// Tokens to continue.
@@ -46,6 +47,8 @@ pub(crate) struct Admission {
 pub(crate) struct Generation {
     choices: Vec<Choice>,
     choices_per_prompt: usize,
+    /// Tokens of reasoning are told apart.
+    counts_reasoning: bool,
     /// Where the next look begins, so that a chatty choice can't hide the others.
     cursor: usize,
     _running: Running,
@@ -62,9 +65,10 @@ impl Generation {
         for (index, request) in requests.into_iter().enumerate() {
             let prompt = &work.prompts[index / per_prompt];
             let text = TextEnd {
-                detokenizer: Detokenizer::new(server.text.tokenizer.clone(), true),
+                detokenizer: work.reading.detokenizer(server.text.tokenizer.clone()),
                 stops: work.params.stops.clone(),
-                parser: work.parser.clone(),
+                parser: work.reading.parser(),
+                calls_max: work.reading.calls_max,
                 offset: 0,
             };
             let meter = Meter { metrics: server.metrics.clone(), arrived, last_token: None };
@@ -86,6 +90,7 @@ impl Generation {
         Ok(Self {
             choices,
             choices_per_prompt: per_prompt,
+            counts_reasoning: work.reading.knows_reasoning(),
             cursor: 0,
             _running: running,
             _in_flight: in_flight,
@@ -133,6 +138,9 @@ impl Generation {
             prompt: firsts().map(|choice| choice.prompt_tokens).sum(),
             cached: firsts().map(|choice| choice.cached_tokens).sum(),
             generated: self.choices.iter().map(|choice| choice.generated_tokens).sum(),
+            reasoning: self
+                .counts_reasoning
+                .then(|| self.choices.iter().map(|choice| choice.reasoning_tokens).sum()),
         }
     }
 }

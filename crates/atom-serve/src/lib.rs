@@ -7,7 +7,7 @@
 //!   listener until it is told to stop, then drains.
 //!
 //! The way of a request: the body is read within bounds (`body`), taken apart field by field on a text
-//! thread (`fields`, `params`, `chat::body`, `completions::body`), turned into tokens (`prompt`), submitted
+//! thread (`fields`, `params`, `chat`, `completions`), turned into tokens (`prompt`), submitted
 //! as one engine request per choice (`generation`); each choice turns events into pieces of text
 //! (`choice`); a `Shape` makes JSON of them, whole or as a stream (`stream`).
 //!
@@ -33,18 +33,24 @@ mod engine;
 mod error;
 mod fields;
 mod generation;
+mod inside;
 mod params;
 mod phase;
 mod prompt;
+mod report;
 mod routes;
 mod serve;
 mod server;
 mod shape;
 mod status;
 mod stream;
+mod text;
+mod tokens;
 mod ui;
 
 pub use engine::{Condition, Engine, EventSender, EventStream, Health, LaneHealth, LaneStep, RequestIds};
+pub use report::{CacheUse, Layout, Profile, ProfileRefusal};
 pub use routes::router;
 pub use serve::{Drained, serve};
-pub use server::{SamplingDefaults, SeedSource, Server, ServerOptions, TextModel};
+pub use server::{SamplingDefaults, SeedSource, Server, ServerOptions};
+pub use text::TextModel;

@@ -77,13 +77,6 @@ fn take_harmless(fields: &mut Fields) -> Result<(), ApiError> {
 
 /// Fields that would change the answer and that are not built, but for the values that ask for nothing.
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
-    let empty_list = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
-    let is_none = |value: &Value| value == "none";
-    fields.refuse_unless("tools", TOOLS, empty_list)?;
-    fields.refuse_unless("tool_choice", TOOLS, is_none)?;
-    fields.refuse_unless("functions", TOOLS, empty_list)?;
-    fields.refuse_unless("function_call", TOOLS, is_none)?;
-    fields.refuse_unless("parallel_tool_calls", TOOLS, |_| false)?;
     fields.refuse_unless("response_format", "the output can't be constrained yet", |value| {
         *value == json!({"type": "text"})
     })?;
@@ -91,6 +84,20 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     fields.refuse_unless("suffix", "it only continues text", |value| value == "")?;
     for (name, reason) in NEVER {
         fields.refuse_unless(name, reason, |_| false)?;
+    }
+    Ok(())
+}
+
+/// Fields of conversations, for endpoints that have none, but for the values that ask for nothing.
+pub(crate) fn refuse_conversation(fields: &mut Fields) -> Result<(), ApiError> {
+    let empty_list = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
+    let is_none = |value: &Value| value == "none";
+    fields.refuse_unless("tools", CONVERSATION, empty_list)?;
+    fields.refuse_unless("tool_choice", CONVERSATION, is_none)?;
+    fields.refuse_unless("functions", CONVERSATION, empty_list)?;
+    fields.refuse_unless("function_call", CONVERSATION, is_none)?;
+    for name in ["parallel_tool_calls", "reasoning_effort", "thinking"] {
+        fields.refuse_unless(name, CONVERSATION, |_| false)?;
     }
     Ok(())
 }
@@ -204,13 +211,12 @@ fn read_stream(fields: &mut Fields) -> Result<Option<StreamOptions>, ApiError> {
     Ok(Some(options))
 }
 
-const TOOLS: &str = "tools are not built yet";
+const CONVERSATION: &str = "it is for conversations: /v1/chat/completions";
 
 /// Fields for which no value means nothing.
-const NEVER: [(&str, &str); 10] = [
+const NEVER: [(&str, &str); 9] = [
     ("audio", "it writes text only"),
     ("prediction", "predicted outputs are not built"),
-    ("reasoning_effort", "the chat template decides; try chat_template_kwargs"),
     ("verbosity", "no model here knows it"),
     ("web_search_options", "it searches nothing"),
     ("logits_processors", "no code is taken from clients"),

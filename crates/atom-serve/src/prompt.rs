@@ -15,7 +15,7 @@ pub(crate) fn encode(server: &Server, text: &str, add_special: bool) -> Result<A
     if tokens_min > context {
         return Err(ApiError::PromptTooLong { bytes: text.len(), tokens_min, context });
     }
-    Ok(tokenizer.encode(text, add_special)?.into())
+    Ok(server.tokens.encode(text, add_special)?.into())
 }
 
 /// Unicode's composition (NFC) makes three bytes out of nine at the most; with some room.

@@ -6,7 +6,7 @@ use crate::phase::Phase;
 use crate::server::Server;
 use crate::shape::Shape;
 use crate::stream::SseBody;
-use crate::{admin, body, chat, completions, status, ui};
+use crate::{admin, body, chat, completions, inside, status, tokens, ui};
 use atom_telemetry::Endpoint;
 use axum::body::Body;
 use axum::extract::State;
@@ -24,12 +24,21 @@ use tokio_stream::Stream;
 /// All routes of a server. [`serve`](crate::serve) runs them on a listener; a test may call them directly.
 pub fn router(server: Arc<Server>) -> Router {
     let admin = if server.options.admin { admin::routes() } else { Router::new() };
+    let debug = if server.options.debug { inside::debug_routes() } else { Router::new() };
     let ui = if server.options.ui { ui::routes() } else { Router::new() };
     Router::new()
         .merge(admin)
+        .merge(debug)
         .merge(ui)
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/completions", post(plain_completions))
+        .route("/v1/chat/completions/render", post(tokens::render_chat))
+        .route("/v1/completions/render", post(tokens::render_completions))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+        .route("/server_info", get(inside::server_info))
+        .route("/start_profile", post(inside::start_profile))
+        .route("/stop_profile", post(inside::stop_profile))
         .route("/v1/models", get(status::models))
         .route("/v1/models/{*name}", get(status::model))
         .route("/health", get(status::health))
@@ -163,5 +172,6 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const SESSION_ID: HeaderName = HeaderName::from_static("x-session-id");
 const REQUEST_ID_BYTES_MAX: usize = 128;
 const SHOWN_CHARS_MAX: usize = 128;
-const KNOWN_PATHS: &str = "/v1/chat/completions, /v1/completions, /v1/models, /health, /health/live, \
-    /health/ready, /metrics, /version and /ping";
+const KNOWN_PATHS: &str = "/v1/chat/completions, /v1/completions (each with /render), /v1/models, /tokenize, \
+    /detokenize, /health, /health/live, /health/ready, /metrics, /server_info, /start_profile, /stop_profile, \
+    /version and /ping";

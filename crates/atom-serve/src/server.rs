@@ -3,10 +3,11 @@
 use crate::engine::{Engine, RequestIds};
 use crate::error::ApiError;
 use crate::phase::Phases;
+use crate::text::TextModel;
 use crate::ui::VIEWERS_MAX;
 use atom_base::rng;
 use atom_telemetry::ServeMetrics;
-use atom_text::{ChatTemplate, Tokenizer};
+use atom_text::TokenCache;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,6 +18,8 @@ use tokio::sync::{Notify, Semaphore};
 pub struct Server {
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) text: Arc<TextModel>,
+    /// Makes tokens of every prompt.
+    pub(crate) tokens: TokenCache,
     pub(crate) options: ServerOptions,
     pub(crate) metrics: Arc<ServeMetrics>,
     pub(crate) ids: RequestIds,
@@ -30,15 +33,6 @@ pub struct Server {
     /// Tells this process from others in the ids of its answers.
     instance: u64,
     text_threads: Arc<Semaphore>,
-}
-
-/// The text side of the model.
-#[derive(Debug)]
-pub struct TextModel {
-    /// Between text and tokens.
-    pub tokenizer: Arc<Tokenizer>,
-    /// Of a checkpoint without one, chat requests are refused.
-    pub template: ChatTemplate,
 }
 
 /// What the user of the binary chose.
@@ -60,6 +54,8 @@ pub struct ServerOptions {
     pub admin: bool,
     /// The page at `/`, and the stream of steps that it draws.
     pub ui: bool,
+    /// Whoever can reach the server may look inside, below `/debug`.
+    pub debug: bool,
 }
 
 /// Sampling where a request says nothing. The default is the OpenAI API's; a checkpoint's
@@ -94,6 +90,7 @@ impl Server {
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Arc::new(Self {
             engine,
+            tokens: TokenCache::new(text.tokenizer.clone(), TOKEN_CACHE_BYTES_MAX),
             text: Arc::new(text),
             text_threads: Arc::new(Semaphore::new(options.text_threads)),
             instance: mix(options.seeds.start, started.as_nanos() as u64),
@@ -172,6 +169,7 @@ impl ServerOptions {
             drain: Duration::from_secs(30),
             admin: false,
             ui: true,
+            debug: false,
         }
     }
 }
@@ -193,6 +191,9 @@ impl SeedSource {
         mix(self.start, self.drawn.fetch_add(1, Ordering::Relaxed))
     }
 }
+
+/// Text and tokens of prompts that may come again: of some hundred agents with 100 kB each.
+const TOKEN_CACHE_BYTES_MAX: usize = 32 << 20;
 
 /// The `count`-th number of the sequence of `key`.
 fn mix(key: u64, count: u64) -> u64 {

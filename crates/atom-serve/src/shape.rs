@@ -7,7 +7,7 @@ use crate::server::unix_s;
 use atom_base::TokenId;
 use atom_text::Tokenizer;
 use serde_json::{Map, Value, json};
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 /// The words of one API. Streaming and collecting know it only through this, and both are made of the same
 /// pieces, so a stream can't say anything else than the whole answer.
@@ -45,46 +45,83 @@ pub(crate) struct Usage {
     /// Of the prompt's, those that were found in the cache.
     pub(crate) cached: usize,
     pub(crate) generated: usize,
+    /// Of these, those that came while the model was reasoning, the marker that ends it included; `None`
+    /// where reasoning isn't told apart.
+    pub(crate) reasoning: Option<usize>,
 }
 
 impl Usage {
     /// In the words of the OpenAI API.
     pub(crate) fn to_json(self) -> Value {
-        json!({
+        let mut usage = json!({
             "prompt_tokens": self.prompt,
             "completion_tokens": self.generated,
             "total_tokens": self.prompt + self.generated,
             "prompt_tokens_details": {"cached_tokens": self.cached},
-        })
+        });
+        if let Some(reasoning) = self.reasoning {
+            usage["completion_tokens_details"] = json!({"reasoning_tokens": reasoning});
+        }
+        usage
     }
 }
 
-/// What an OpenAI stream says of usage: in every chunk what `stream_options` ask for.
-pub(crate) fn chunk_usage(options: StreamOptions, usage: &Usage) -> Option<Value> {
-    if options.continuous_usage_stats {
-        Some(usage.to_json())
-    } else {
-        options.include_usage.then_some(Value::Null)
-    }
-}
-
-/// The chunks that end an OpenAI stream: the usage, if it was asked for, and the end mark.
-pub(crate) fn push_end(
-    out: &mut String,
+/// The chunks of one OpenAI stream. There is one for every token, so what they have in common is written
+/// once, and the rest without a tree of values.
+pub(crate) struct Chunks {
+    /// An event up to the bracket that opens its choices.
+    head: String,
     options: StreamOptions,
-    mut empty_chunk: Map<String, Value>,
-    usage: &Usage,
-) {
-    if options.include_usage {
-        empty_chunk.insert("usage".into(), usage.to_json());
-        push_event(out, &Value::Object(empty_chunk));
+}
+
+impl Chunks {
+    pub(crate) fn new(envelope: &Envelope, object: &str, options: StreamOptions) -> Self {
+        let empty = Value::Object(envelope.wrap(object, Vec::new())).to_string();
+        let head = empty.strip_suffix("]}").expect("the choices come last");
+        Self { head: format!("data: {head}"), options }
     }
-    out.push_str("data: [DONE]\n\n");
+
+    /// Appends a chunk with the choice that `choice` writes, and with what `stream_options` ask for of usage.
+    pub(crate) fn push(&self, out: &mut String, usage: &Usage, choice: impl FnOnce(&mut String)) {
+        out.push_str(&self.head);
+        choice(out);
+        out.push(']');
+        if self.options.continuous_usage_stats {
+            push(out, format_args!(",\"usage\":{}", usage.to_json()));
+        } else if self.options.include_usage {
+            out.push_str(",\"usage\":null");
+        }
+        out.push_str("}\n\n");
+    }
+
+    /// Appends what ends the stream: the usage, if it was asked for, and the end mark.
+    pub(crate) fn push_end(&self, out: &mut String, usage: &Usage) {
+        if self.options.include_usage {
+            push(out, format_args!("{}],\"usage\":{}}}\n\n", self.head, usage.to_json()));
+        }
+        out.push_str("data: [DONE]\n\n");
+    }
+}
+
+/// Appends a text as a JSON string.
+pub(crate) fn push_string(out: &mut String, text: &str) {
+    // JSON asks for no more; most tokens have nothing of it.
+    if text.bytes().any(|byte| byte < b' ' || byte == b'"' || byte == b'\\') {
+        push(out, format_args!("{}", Value::from(text)));
+    } else {
+        out.push('"');
+        out.push_str(text);
+        out.push('"');
+    }
+}
+
+pub(crate) fn push(out: &mut String, text: fmt::Arguments<'_>) {
+    out.write_fmt(text).expect("writing to a String can't fail");
 }
 
 /// JSON has no raw line breaks, so an event's data is one line.
 pub(crate) fn push_event(out: &mut String, data: &Value) {
-    write!(out, "data: {data}\n\n").expect("writing to a String can't fail");
+    push(out, format_args!("data: {data}\n\n"));
 }
 
 /// What is the same in every object of one answer.
@@ -129,3 +166,52 @@ pub(crate) fn finite(logprob: f32) -> f32 {
 }
 
 const LOGPROB_MIN: f32 = -9999.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_what_the_tree_of_values_would_be() {
+        let envelope = Envelope::new("id-1".into(), "a \"model\"".into());
+        let usage = Usage { prompt: 5, cached: 2, generated: 3, reasoning: Some(1) };
+        let texts = [
+            "",
+            "word",
+            "\"",
+            "\\",
+            "\n\r\t\u{8}\u{c}",
+            "\u{0}\u{1f}\u{7f}",
+            "é 日 🦀 \u{2028}",
+            "</script>",
+        ];
+        for (include_usage, continuous_usage_stats) in
+            [(false, false), (true, false), (true, true), (false, true)]
+        {
+            let options = StreamOptions { include_usage, continuous_usage_stats };
+            let chunks = Chunks::new(&envelope, "thing", options);
+            for text in texts {
+                let mut map = envelope.wrap("thing", vec![json!({"text": text})]);
+                if continuous_usage_stats {
+                    map.insert("usage".into(), usage.to_json());
+                } else if include_usage {
+                    map.insert("usage".into(), Value::Null);
+                }
+                let mut out = String::new();
+                chunks.push(&mut out, &usage, |out| {
+                    out.push_str("{\"text\":");
+                    push_string(out, text);
+                    out.push('}');
+                });
+                assert_eq!(out, format!("data: {}\n\n", Value::Object(map)));
+            }
+            let mut end = String::new();
+            chunks.push_end(&mut end, &usage);
+            let mut map = envelope.wrap("thing", Vec::new());
+            map.insert("usage".into(), usage.to_json());
+            let last =
+                if include_usage { format!("data: {}\n\n", Value::Object(map)) } else { String::new() };
+            assert_eq!(end, last + "data: [DONE]\n\n");
+        }
+    }
+}

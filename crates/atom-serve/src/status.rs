@@ -1,6 +1,7 @@
 //! What can be asked about the server itself.
 
 use crate::engine::{Condition, Health};
+use crate::inside;
 use crate::phase::Phase;
 use crate::server::Server;
 use axum::body::Body;
@@ -45,6 +46,7 @@ pub(crate) async fn ready(State(server): State<Arc<Server>>) -> Response {
 pub(crate) async fn metrics(State(server): State<Arc<Server>>) -> Response {
     let mut text = String::new();
     server.metrics.write(&mut text);
+    inside::write_token_cache(&server, &mut text);
     server.engine.write_metrics(&mut text);
     let mut response = Response::new(Body::from(text));
     response

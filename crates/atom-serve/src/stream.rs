@@ -20,7 +20,10 @@ pub(crate) struct SseBody<S> {
     has_begun: bool,
     /// Resolves when the server cuts what is still running.
     cut: Pin<Box<dyn Future<Output = ()> + Send>>,
+    /// Set off when there was nothing to send, see [`poll_silence`](Self::poll_silence).
     silence: Pin<Box<Sleep>>,
+    /// When something was sent.
+    sent: Instant,
 }
 
 impl<S: Shape> SseBody<S> {
@@ -35,6 +38,22 @@ impl<S: Shape> SseBody<S> {
             has_begun: false,
             cut: Box::pin(cut),
             silence: Box::pin(sleep(KEEP_ALIVE)),
+            sent: Instant::now(),
+        }
+    }
+
+    /// Ready when nothing was sent for so long that something should be. The timer is moved when it rings and
+    /// not with every token: that would cost more than a token's own work.
+    fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            if self.silence.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            let due = self.sent + KEEP_ALIVE;
+            if due <= Instant::now() {
+                return Poll::Ready(());
+            }
+            self.silence.as_mut().reset(due);
         }
     }
 }
@@ -52,6 +71,9 @@ impl<S: Shape> Stream for SseBody<S> {
             other => other,
         };
         let mut frames = String::new();
+        if next.is_ready() {
+            frames.reserve(FRAME_BYTES);
+        }
         match next {
             Poll::Ready(Some(Ok(piece))) => {
                 let usage = generation.usage();
@@ -71,16 +93,19 @@ impl<S: Shape> Stream for SseBody<S> {
                 this.shape.end(&usage, &mut frames);
             }
             Poll::Pending => {
-                if this.silence.as_mut().poll(cx).is_pending() {
+                if this.poll_silence(cx).is_pending() {
                     return Poll::Pending;
                 }
                 frames.push_str(this.shape.keep_alive());
             }
         }
-        this.silence.as_mut().reset(Instant::now() + KEEP_ALIVE);
+        this.sent = Instant::now();
         Poll::Ready(Some(Ok(frames.into())))
     }
 }
+
+/// What the frame of a token takes, roughly: it is written without growing.
+const FRAME_BYTES: usize = 320;
 
 /// Below the idle limit of every common proxy (nginx and AWS: 60 s), and often enough to notice a reader
 /// who is gone without a word.

@@ -1,15 +1,55 @@
-//! What an answer says: text, reasoning, calls of tools.
+//! What an answer says beside its text: reasoning and tool calls.
+//!
+//! A model writes one stream of characters. What of it is reasoning, what a call of a function and what is
+//! meant for the reader is marked in the text, and every family of models marks it otherwise. A [`Dialect`]
+//! names the two conventions of a checkpoint, an [`AnswerParser`] cuts one answer into [`AnswerPart`]s.
+//!
+//! * The parts don't depend on how the text was cut into deltas: the parser decides after every character,
+//!   from the characters so far and nothing else, so there is no second way of reading.
+//! * Text is held back only while it could still be the beginning of a marker, or of a call whose name
+//!   isn't known yet.
+//! * Nothing is lost and nothing invented. What looks like a call and turns out to be none is text.
+//!   Arguments are the characters that the model wrote; only formats that write them as tags are brought to
+//!   JSON, with the types that the tool declares. Left out are the markers themselves and white space
+//!   beside them.
+
+mod arguments;
+mod deepseek_v3;
+mod deepseek_v31;
+mod deepseek_v4;
+mod dialect;
+mod format;
+mod glm45;
+mod grammar;
+mod harmony;
+mod hermes;
+mod json;
+mod json_call;
+mod kimi_k2;
+mod llama3_json;
+mod marker;
+mod minimax_m2;
+mod mistral;
+mod name;
+mod parameters;
+mod parser;
+mod qwen3_coder;
+mod section;
+mod tagged;
+
+pub use dialect::{AnswerStart, Dialect, ReasoningFormat, ToolFormat};
+pub use parser::AnswerParser;
 
 use serde_json::Value;
 
-/// One function that the client offers to the model.
+/// One function that the client offers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tool {
-    /// By which it is called.
+    /// What the model calls it by.
     pub name: String,
-    /// What it is good for.
+    /// What it does, for the model.
     pub description: Option<String>,
-    /// JSON schema of its arguments; `{}` takes anything.
+    /// JSON schema of the arguments; `{}` if there is none.
     pub parameters: Value,
     /// Arguments must follow the schema.
     pub strict: bool,
@@ -20,50 +60,24 @@ pub struct Tool {
 pub enum AnswerPart {
     /// Text for the reader.
     Content(String),
-    /// What the model thinks before it answers.
+    /// What the model thought before or between.
     Reasoning(String),
-    /// A call begins: 0, 1, 2 .. in order, once each.
+    /// A call begins. Calls are numbered in order from 0, and each begins once.
     Call {
-        /// Place among the calls of the answer.
+        /// Number of the call within the answer.
         index: u32,
-        /// Only where the model's format has ids of its own.
+        /// The id that the model itself gave, in formats that have one.
         id: Option<String>,
-        /// The tool's.
+        /// The function, offered or not.
         name: String,
     },
-    /// The next piece of the JSON text of a call's arguments.
+    /// The next piece of the arguments of the call that began last. Concatenated they are the JSON object
+    /// that the model wrote. Where the answer ends within a call, missing closing brackets are added if
+    /// nothing else is missing; arguments that end within a string, a number or a key stay cut off.
     Arguments {
-        /// The call's.
+        /// Number of the call.
         index: u32,
-        /// Concatenated: one JSON object.
+        /// A piece of JSON text.
         json: String,
     },
-}
-
-/// Takes the text of one answer apart as it comes. The parts don't depend on how it was cut into deltas.
-#[derive(Clone, Debug, Default)]
-pub struct AnswerParser {
-    calls: u32,
-}
-
-impl AnswerParser {
-    /// Everything is content.
-    pub fn plain() -> Self {
-        Self::default()
-    }
-
-    /// Takes the next delta and appends what became sure.
-    pub fn push(&mut self, delta: &str, out: &mut Vec<AnswerPart>) {
-        if !delta.is_empty() {
-            out.push(AnswerPart::Content(delta.to_owned()));
-        }
-    }
-
-    /// The end of the answer: what was held back.
-    pub fn finish(&mut self, _out: &mut Vec<AnswerPart>) {}
-
-    /// Calls that began so far.
-    pub fn calls(&self) -> u32 {
-        self.calls
-    }
 }

@@ -13,6 +13,8 @@ use std::sync::Arc;
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     skip_special: bool,
+    /// Special tokens that give text although others are skipped; a handful.
+    shown: Vec<TokenId>,
     /// Bytes that may become a character: empty, or a proper prefix of a well-formed sequence.
     held: Vec<u8>,
     delta: String,
@@ -21,13 +23,22 @@ pub struct Detokenizer {
 impl Detokenizer {
     /// A detokenizer for one continuation. With `skip_special`, special tokens give no text.
     pub fn new(tokenizer: Arc<Tokenizer>, skip_special: bool) -> Self {
-        Self { tokenizer, skip_special, held: Vec::new(), delta: String::new() }
+        Self { tokenizer, skip_special, shown: Vec::new(), held: Vec::new(), delta: String::new() }
+    }
+
+    /// Shows the special tokens with these texts although others are skipped: the markers of tool calls and
+    /// reasoning ([`Dialect::markers`](crate::Dialect::markers)). A text that is no token of this vocabulary
+    /// is written with ordinary tokens, which are shown anyway.
+    pub fn showing(mut self, texts: &[&str]) -> Self {
+        self.shown.extend(texts.iter().filter_map(|text| self.tokenizer.id_of(text)));
+        self
     }
 
     /// The text that is sure after one more token; often empty.
     pub fn push(&mut self, token: TokenId) -> &str {
         self.delta.clear();
-        let bytes = self.tokenizer.pieces.decoded(token, self.skip_special);
+        let skip_special = self.skip_special && !self.shown.contains(&token);
+        let bytes = self.tokenizer.pieces.decoded(token, skip_special);
         append_lossy(&mut self.held, bytes, &mut self.delta);
         &self.delta
     }
@@ -144,6 +155,16 @@ mod tests {
         let tokens = [0xC3, special, 0xA9];
         assert_eq!(stream(&tokenizer, &tokens, true), "é");
         assert_eq!(stream(&tokenizer, &tokens, false), "\u{FFFD}<|end|>\u{FFFD}");
+    }
+
+    #[test]
+    fn chosen_special_tokens_are_shown_and_others_skipped() {
+        let tokenizer = Arc::new(byte_tokenizer());
+        let [begin, end] = ["<|begin|>", "<|end|>"].map(|text| tokenizer.id_of(text).unwrap());
+        let mut detokenizer = Detokenizer::new(tokenizer, true).showing(&["<|begin|>", "<|no token|>"]);
+        let text: String =
+            [begin, 0x61, end].iter().map(|&token| detokenizer.push(token).to_owned()).collect();
+        assert_eq!(text, "<|begin|>a");
     }
 
     #[test]

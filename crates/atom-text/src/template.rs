@@ -10,6 +10,7 @@ use crate::{TextError, Tokenizer, TokenizerSource};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, Value};
 use serde_json::{Map, Value as Json};
+use std::collections::HashSet;
 use std::fmt;
 use std::io;
 
@@ -29,6 +30,8 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     /// `bos_token` and the like, for templates that print them.
     special_texts: Vec<(&'static str, String)>,
+    /// Variables that it reads and doesn't set itself, those of the environment included.
+    reads: HashSet<String>,
 }
 
 /// What a rendering is made from.
@@ -69,12 +72,19 @@ impl ChatTemplate {
                 .map_err(|error| TextError::TemplateSyntax { reason: describe(&error) })?;
         }
         let special_texts = tokenizer.special_texts().map(|(name, text)| (name, text.to_owned())).collect();
-        Ok(Self { environment, special_texts })
+        let reads = environment.templates().flat_map(|(_, template)| template.undeclared_variables(false));
+        let reads = reads.collect();
+        Ok(Self { environment, special_texts, reads })
     }
 
     /// False for a checkpoint that has no template.
     pub fn is_present(&self) -> bool {
         self.environment.get_template(library::DEFAULT).is_ok()
+    }
+
+    /// True if the template looks at a variable of this name, so that a request can set it.
+    pub fn reads(&self, variable: &str) -> bool {
+        self.reads.contains(variable)
     }
 
     /// The prompt for a chat.
@@ -97,6 +107,12 @@ impl ChatTemplate {
             Err(_) if out.is_over => Err(TextError::TemplateOutput { max: OUTPUT_BYTES_MAX }),
             Err(error) => Err(classify(&error, fuel)),
         }
+    }
+
+    /// The text of the templates, for those who look for what a checkpoint can write.
+    pub(crate) fn source(&self) -> String {
+        let named = |name| Some(self.environment.get_template(name).ok()?.source().to_owned());
+        [library::DEFAULT, library::TOOL_USE].into_iter().filter_map(named).collect()
     }
 
     fn context(&self, input: &TemplateInput) -> Value {

@@ -80,6 +80,12 @@ impl Tokenizer {
         String::from_utf8_lossy(self.pieces.bytes(token).unwrap_or_default())
     }
 
+    /// One token as the vocabulary writes it: special tokens as they read, others in its own alphabet
+    /// (`Ġthe`). `None` for an id without one.
+    pub fn written(&self, token: TokenId) -> Option<String> {
+        self.encoder.id_to_token(token)
+    }
+
     /// The id of the token that is written like this: special tokens as they read (`<|im_end|>`), others in
     /// the vocabulary's own alphabet (`Ġthe`).
     pub fn id_of(&self, token: &str) -> Option<TokenId> {

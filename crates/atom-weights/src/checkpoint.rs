@@ -5,6 +5,7 @@ use crate::error::WeightsError;
 use crate::experts;
 use crate::family;
 use crate::folder::{self, Contents};
+use crate::fp8::Fp8Problem;
 use crate::gguf::{Gguf, hugging_face_name};
 use crate::synthetic;
 use crate::tensor::{DType, Tensor};
@@ -23,6 +24,7 @@ pub struct Checkpoint {
     source: Source,
     entries: Entries,
     unused: Vec<String>,
+    unused_scales: usize,
     parameters: u64,
     total_bytes: u64,
 }
@@ -34,7 +36,12 @@ pub(crate) type Entries = BTreeMap<String, Entry>;
 #[derive(Clone)]
 pub(crate) enum Entry {
     Readable(Tensor),
-    Unreadable { type_name: String, shape: Vec<usize> },
+    /// FP8 codes whose scales were not found (yet).
+    Codes(Tensor, Fp8Problem),
+    Unreadable {
+        type_name: String,
+        shape: Vec<usize>,
+    },
 }
 
 enum Source {
@@ -71,6 +78,7 @@ impl Checkpoint {
                 let mut checkpoint = Self::assemble(path, folder.config, source, folder.entries)?;
                 checkpoint.unused.extend(folder.unlisted);
                 checkpoint.unused.sort();
+                checkpoint.unused_scales = folder.unused_scales;
                 Ok(checkpoint)
             }
         }
@@ -225,6 +233,12 @@ impl Checkpoint {
         &self.unused
     }
 
+    /// Scales of activations and of an FP8 KV cache that came with FP8 weights. Activations are not quantised,
+    /// so nobody needs them.
+    pub fn unused_scales(&self) -> usize {
+        self.unused_scales
+    }
+
     /// Elements of all tensors that the model uses; a tied output matrix counts once.
     pub fn parameters(&self) -> u64 {
         self.parameters
@@ -245,7 +259,11 @@ impl Checkpoint {
             n => format!("{n}"),
         };
         let dtype = self.main_type();
-        format!("{}, {layers} layers, {parameters} parameters, {dtype:?}", architecture.name())
+        let scales = match self.config.fp8 {
+            Some(scales) if dtype == DType::F8_E4M3 => format!(" with {scales}"),
+            _ => String::new(),
+        };
+        format!("{}, {layers} layers, {parameters} parameters, {dtype:?}{scales}", architecture.name())
     }
 
     fn main_type(&self) -> DType {
@@ -288,11 +306,20 @@ impl Checkpoint {
             }
             let tensor = entry.clone().into_tensor(origin, &spec.name)?;
             parameters += (tensor.rows() * tensor.cols()) as u64;
-            total_bytes += tensor.byte_len() as u64;
+            total_bytes += (tensor.byte_len() + tensor.scales().map_or(0, Tensor::byte_len)) as u64;
             unused.remove(spec.name.as_str());
         }
         let unused = unused.into_keys().map(str::to_owned).collect();
-        Ok(Self { origin: origin.to_owned(), config, source, entries, unused, parameters, total_bytes })
+        Ok(Self {
+            origin: origin.to_owned(),
+            config,
+            source,
+            entries,
+            unused,
+            unused_scales: 0,
+            parameters,
+            total_bytes,
+        })
     }
 }
 
@@ -305,7 +332,7 @@ impl fmt::Debug for Checkpoint {
 impl Entry {
     pub(crate) fn shape(&self) -> &[usize] {
         match self {
-            Self::Readable(tensor) => &tensor.shape,
+            Self::Readable(tensor) | Self::Codes(tensor, _) => &tensor.shape,
             Self::Unreadable { shape, .. } => shape,
         }
     }
@@ -314,6 +341,7 @@ impl Entry {
     pub(crate) fn rows(&self, rows: Range<usize>) -> Self {
         match self {
             Self::Readable(tensor) => Self::Readable(tensor.rows_view(rows)),
+            Self::Codes(tensor, problem) => Self::Codes(tensor.rows_view(rows), problem.clone()),
             Self::Unreadable { type_name, shape } => Self::Unreadable {
                 type_name: type_name.clone(),
                 shape: vec![rows.len(), shape.last().copied().unwrap_or(1)],
@@ -325,6 +353,12 @@ impl Entry {
     pub(crate) fn into_tensor(self, origin: &Path, name: &str) -> Result<Tensor, WeightsError> {
         match self {
             Self::Readable(tensor) => Ok(tensor),
+            Self::Codes(tensor, problem) => Err(WeightsError::Fp8 {
+                path: origin.to_owned(),
+                name: name.to_owned(),
+                shape: tensor.shape,
+                problem,
+            }),
             Self::Unreadable { type_name, .. } => Err(WeightsError::TensorType {
                 path: origin.to_owned(),
                 name: name.to_owned(),
@@ -336,7 +370,7 @@ impl Entry {
     fn tensor(&self) -> Option<&Tensor> {
         match self {
             Self::Readable(tensor) => Some(tensor),
-            Self::Unreadable { .. } => None,
+            Self::Codes(..) | Self::Unreadable { .. } => None,
         }
     }
 }

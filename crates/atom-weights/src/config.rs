@@ -6,10 +6,11 @@ mod moe;
 mod rope;
 
 pub(crate) use gguf::{from_gguf, gguf_architecture};
-pub(crate) use json::{from_json, token_ids};
+pub(crate) use json::{from_json, modelopt_scales, token_ids};
 pub use moe::{MoeConfig, Scoring};
 
 use crate::error::WeightsError;
+use crate::fp8::Fp8Scales;
 use atom_base::TokenId;
 use moe::MoeKeyNames;
 use std::path::Path;
@@ -68,6 +69,8 @@ pub struct ModelConfig {
     pub qk_norm: QkNorm,
     /// The layers with experts, in families that have them.
     pub moe: Option<MoeConfig>,
+    /// Which weights share a scale, where matrices are stored in FP8.
+    pub fp8: Option<Fp8Scales>,
     /// Longest context the model was made for.
     pub max_position: usize,
     /// Prepended when the tokenizer says so.

@@ -1,5 +1,6 @@
 //! What can be wrong with a checkpoint.
 
+use crate::fp8::Fp8Problem;
 use crate::tensor::DType;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -65,7 +66,7 @@ pub enum WeightsError {
     /// A tensor is stored in a type that this build can't read.
     #[error(
         "{path}: tensor {name} is stored as {found}, which is not supported; \
-         F32, F16, BF16, Q8_0, Q4_0 and Q4_1 are (the last three in GGUF files)"
+         F32, F16, BF16, F8_E4M3 (in safetensors, with scales), Q8_0, Q4_0 and Q4_1 (in GGUF files) are"
     )]
     TensorType {
         /// The checkpoint.
@@ -74,6 +75,18 @@ pub enum WeightsError {
         name: String,
         /// The type, as the file's format calls it.
         found: String,
+    },
+    /// FP8 codes whose scales are not as config.json says: an incomplete checkpoint, or another format.
+    #[error("{path}: tensor {name} {shape:?} is stored as F8_E4M3, {problem}")]
+    Fp8 {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The tensor's Hugging Face name.
+        name: String,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// What is wrong.
+        problem: Fp8Problem,
     },
     /// The configuration calls for a tensor that no file has: an incomplete or mismatched checkpoint.
     #[error("{path}: tensor {name} of shape {expected:?} is missing, and a {architecture} model needs it")]

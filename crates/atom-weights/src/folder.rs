@@ -2,9 +2,10 @@
 //! file or in shards that an index lists.
 
 use crate::checkpoint::{Entries, Entry};
-use crate::config::{ModelConfig, from_json, token_ids};
+use crate::config::{ModelConfig, from_json, modelopt_scales, token_ids};
 use crate::error::WeightsError;
 use crate::experts;
+use crate::fp8;
 use crate::map::map;
 use crate::safetensors;
 use serde_json::Value;
@@ -25,6 +26,8 @@ pub(crate) struct Folder {
     pub(crate) entries: Entries,
     /// Tensors that a shard has and the index does not list.
     pub(crate) unlisted: Vec<String>,
+    /// Scales of activations and of an FP8 KV cache.
+    pub(crate) unused_scales: usize,
 }
 
 /// Looks for `model.safetensors`, then for an index, then for a single file of either format.
@@ -46,14 +49,19 @@ pub(crate) fn open(path: &Path) -> Result<Contents, WeightsError> {
         Some(name) => single(path, name)?,
         None => listed(path)?,
     };
+    // Before experts get other names: a scale is found by its weight's.
+    let (entries, unused_scales) = fp8::pair(entries, config.fp8);
     let entries = experts::unify(entries, &config, path)?;
-    Ok(Contents::Safetensors(Box::new(Folder { config, raw_config, entries, unlisted })))
+    Ok(Contents::Safetensors(Box::new(Folder { config, raw_config, entries, unlisted, unused_scales })))
 }
 
 /// config.json as it is and as it is understood, with the end tokens of generation_config.json.
 pub(crate) fn configuration(path: &Path) -> Result<(Value, ModelConfig), WeightsError> {
     let raw_config = json(&path.join(CONFIG))?;
     let mut config = from_json(&path.join(CONFIG), &raw_config)?;
+    if config.fp8.is_none() && path.join(MODELOPT_CONFIG).exists() {
+        config.fp8 = modelopt_scales(&path.join(MODELOPT_CONFIG), &json(&path.join(MODELOPT_CONFIG))?)?;
+    }
     if path.join(GENERATION_CONFIG).exists() {
         add_end_tokens(&mut config, &path.join(GENERATION_CONFIG))?;
     }
@@ -198,5 +206,7 @@ const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 const CONFIG: &str = "config.json";
 const GENERATION_CONFIG: &str = "generation_config.json";
+/// What ModelOpt writes beside a config.json that says nothing.
+const MODELOPT_CONFIG: &str = "hf_quant_config.json";
 /// The index of a model of a thousand shards has about 10 MB.
 const JSON_BYTES_MAX: u64 = 64 << 20;

@@ -1,17 +1,48 @@
-//! The element types in plain code: the reference that kernels and tests compare with.
+//! The element types in plain code: the reference that kernels and tests compare with, and how weights are
+//! expanded where they are loaded as plain numbers.
 //!
 //! Blocks of 32 as ggml stores them (see [`DType`]); scales are rounded to f16 after the elements were
 //! divided by the unrounded scale, as ggml's own reference quantisers do.
 
+use crate::fp8;
 use crate::tensor::{DType, Tensor};
 use half::{bf16, f16};
+use std::ops::Range;
 
 /// All elements as f32, row-major.
 pub fn dequantize(tensor: &Tensor) -> Vec<f32> {
-    dequantize_bytes(tensor.dtype, tensor.bytes())
+    if tensor.dtype != DType::F8_E4M3 {
+        return dequantize_bytes(tensor.dtype, tensor.bytes());
+    }
+    let mut values = vec![0.0; tensor.rows() * tensor.cols()];
+    for (row, values) in values.chunks_exact_mut(tensor.cols()).enumerate() {
+        expand_row(tensor, row, 0..tensor.cols(), values);
+    }
+    values
 }
 
-/// The elements of whole blocks as f32. Panics if `bytes` ends within a block.
+/// Columns of a row as f32: for FP8, code times scale, rounded once. Panics if the columns cut a block or
+/// `out` has another length. Allocates nothing for FP8.
+pub fn expand_row(tensor: &Tensor, row: usize, cols: Range<usize>, out: &mut [f32]) {
+    assert_eq!(cols.len(), out.len(), "columns {cols:?} of {tensor:?}");
+    let dtype = tensor.dtype;
+    let bytes = &tensor.row(row)[dtype.row_bytes(cols.start)..dtype.row_bytes(cols.end)];
+    if dtype != DType::F8_E4M3 {
+        return out.copy_from_slice(&dequantize_bytes(dtype, bytes));
+    }
+    let mut at = cols.start;
+    while at < cols.end {
+        let (scale, next) = tensor.scale_at(row, at);
+        let part = at - cols.start..next.min(cols.end) - cols.start;
+        for (out, &code) in out[part.clone()].iter_mut().zip(&bytes[part]) {
+            *out = fp8::VALUES[usize::from(code)] * scale;
+        }
+        at = next;
+    }
+}
+
+/// The elements of whole blocks as f32; of FP8, whose scales are elsewhere, the codes' values. Panics if
+/// `bytes` ends within a block.
 pub fn dequantize_bytes(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     let blocks = bytes.chunks_exact(dtype.block_bytes());
     assert!(blocks.remainder().is_empty(), "{} bytes cut a {dtype:?} block", bytes.len());
@@ -20,6 +51,7 @@ pub fn dequantize_bytes(dtype: DType, bytes: &[u8]) -> Vec<f32> {
         DType::F32 => values.extend(blocks.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))),
         DType::F16 => values.extend(blocks.map(half_at_start)),
         DType::BF16 => values.extend(blocks.map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32())),
+        DType::F8_E4M3 => values.extend(bytes.iter().map(|&code| fp8::VALUES[usize::from(code)])),
         DType::Q8_0 => {
             for block in blocks {
                 let d = half_at_start(block);
@@ -42,12 +74,13 @@ pub fn dequantize_bytes(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     values
 }
 
-/// Whole blocks of any type. Panics if the number of values is no multiple of the block.
+/// Whole blocks of any type; FP8 codes of a scale of 1. Panics if the number of values is no multiple of the block.
 pub fn quantize(dtype: DType, values: &[f32]) -> Vec<u8> {
     match dtype {
         DType::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
         DType::F16 => values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect(),
         DType::BF16 => values.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect(),
+        DType::F8_E4M3 => values.iter().map(|&v| fp8::nearest(v)).collect(),
         DType::Q8_0 => quantize_q8_0(values),
         DType::Q4_0 => quantize_q4_0(values),
         DType::Q4_1 => quantize_q4_1(values),

@@ -2,6 +2,7 @@
 
 use crate::checkpoint::Entry;
 use crate::error::WeightsError;
+use crate::fp8::Fp8Problem;
 use crate::tensor::{DType, Owner, Tensor, countable_elements};
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use std::collections::HashSet;
@@ -52,7 +53,11 @@ fn entry(owner: &Owner, data: usize, name: &str, line: Line) -> Result<Entry, St
     if elements.checked_mul(dtype.block_bytes()) != Some(len) {
         return Err(format!("tensor {name} of {dtype:?} {shape:?} can't take the {len} bytes it claims"));
     }
-    Ok(Entry::Readable(Tensor::new(dtype, shape, Arc::clone(owner), data + begin, len)))
+    let tensor = Tensor::new(dtype, shape, Arc::clone(owner), data + begin, len);
+    Ok(match dtype {
+        DType::F8_E4M3 => Entry::Codes(tensor, Fp8Problem::NoScheme),
+        _ => Entry::Readable(tensor),
+    })
 }
 
 fn known(name: &str) -> Option<DType> {
@@ -60,6 +65,7 @@ fn known(name: &str) -> Option<DType> {
         "F32" => Some(DType::F32),
         "F16" => Some(DType::F16),
         "BF16" => Some(DType::BF16),
+        "F8_E4M3" => Some(DType::F8_E4M3),
         _ => None,
     }
 }

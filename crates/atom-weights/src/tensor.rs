@@ -1,5 +1,6 @@
 //! A tensor as it lies in a file: element type, shape and bytes, cheap to clone, owner kept alive.
 
+use crate::fp8::{Fp8Scales, Scales};
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -23,6 +24,10 @@ pub enum DType {
     Q4_0,
     /// 20 bytes: f16 scale `d`, f16 offset `m`, 16 bytes of nibbles as in `Q4_0`; value `d * q + m`.
     Q4_1,
+    /// OCP's 8-bit float: sign, 4 bits of exponent with a bias of 7, 3 bits of mantissa, no infinities. A
+    /// number is the code's value times the scale that [`Tensor::scaled`] attached.
+    #[allow(non_camel_case_types, reason = "as safetensors calls it")]
+    F8_E4M3,
 }
 
 /// A tensor of a checkpoint. Row-major, the last dimension contiguous (a weight matrix is
@@ -37,6 +42,7 @@ pub struct Tensor {
     start: usize,
     len: usize,
     recipe: Option<Recipe>,
+    scales: Option<Arc<Scales>>,
 }
 
 /// How the elements of a synthetic tensor come about, for who can make them where they are needed. See
@@ -69,7 +75,7 @@ impl DType {
     /// Elements in one block: 1 for plain types.
     pub const fn block_elements(self) -> usize {
         match self {
-            Self::F32 | Self::F16 | Self::BF16 => 1,
+            Self::F32 | Self::F16 | Self::BF16 | Self::F8_E4M3 => 1,
             Self::Q8_0 | Self::Q4_0 | Self::Q4_1 => 32,
         }
     }
@@ -79,6 +85,7 @@ impl DType {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::BF16 => 2,
+            Self::F8_E4M3 => 1,
             Self::Q8_0 => 34,
             Self::Q4_0 => 18,
             Self::Q4_1 => 20,
@@ -110,7 +117,7 @@ impl Tensor {
         );
         let rows: usize = shape.iter().rev().skip(1).product();
         assert_eq!(len, rows * dtype.row_bytes(inner), "{dtype:?} {shape:?} does not take {len} bytes");
-        Self { dtype, shape, owner, start, len, recipe: None }
+        Self { dtype, shape, owner, start, len, recipe: None, scales: None }
     }
 
     /// A tensor whose bytes `make` gives, if they are ever asked for, and which the recipe describes.
@@ -123,7 +130,25 @@ impl Tensor {
         let rows: usize = shape.iter().rev().skip(1).product();
         let len = rows * dtype.row_bytes(shape.last().copied().unwrap_or(1));
         let owner = Arc::new(Unmade { make, bytes: OnceLock::new() });
-        Self { dtype, shape, owner, start: 0, len, recipe: Some(recipe) }
+        Self { dtype, shape, owner, start: 0, len, recipe: Some(recipe), scales: None }
+    }
+
+    /// FP8 codes with what they are multiplied by. Panics unless this is a matrix of codes and `values` has a
+    /// shape that `form` has for it: readers check files before they come here.
+    pub fn scaled(self, form: Fp8Scales, values: Tensor) -> Self {
+        assert_eq!(self.dtype, DType::F8_E4M3, "only codes have scales");
+        let scales = Some(Arc::new(Scales::new(form, values, &self.shape)));
+        Self { scales, ..self }
+    }
+
+    /// The numbers that FP8 codes are multiplied by, as they are stored; `None` for other types.
+    pub fn scales(&self) -> Option<&Tensor> {
+        self.scales.as_ref().map(|scales| scales.values())
+    }
+
+    /// The scale of columns from `col` on in a row of FP8 codes, and the column where the next one begins.
+    pub(crate) fn scale_at(&self, row: usize, col: usize) -> (f32, usize) {
+        self.scales.as_ref().expect("readers give no codes without scales").at(row, col)
     }
 
     /// What describes the elements, if they were not read but made up. A device that follows it need not ask for
@@ -173,7 +198,8 @@ impl Tensor {
         let first = (rows.start * self.cols()) as u64;
         let recipe = self.recipe.map(|recipe| Recipe { first: recipe.first + first, ..recipe });
         let shape = vec![rows.len(), self.cols()];
-        Self { dtype: self.dtype, shape, owner: Arc::clone(&self.owner), start, len, recipe }
+        let scales = self.scales.as_ref().map(|scales| Arc::new(scales.from_row(rows.start)));
+        Self { dtype: self.dtype, shape, owner: Arc::clone(&self.owner), start, len, recipe, scales }
     }
 
     /// The bytes of one row.
@@ -192,6 +218,10 @@ pub(crate) fn countable_elements(shape: &[usize]) -> Option<usize> {
 
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Tensor({:?} {:?})", self.dtype, self.shape)
+        write!(f, "Tensor({:?} {:?}", self.dtype, self.shape)?;
+        match self.scales() {
+            Some(scales) => write!(f, " with scales {:?} {:?})", scales.dtype, scales.shape),
+            None => f.write_str(")"),
+        }
     }
 }

@@ -1,6 +1,8 @@
 //! The command line. Flags follow vLLM and ATOM where those have one; `-` and `_` are the same.
 
 use atom_group::{Policy, PolicyError};
+use atom_text::{ReasoningFormat, ToolFormat};
+use clap::builder::BoolishValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -49,7 +51,7 @@ pub(crate) enum Command {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SourceArgs {
     /// Never touch the network: only what is in the cache.
-    #[arg(long, env = "ATOM_OFFLINE")]
+    #[arg(long, env = "ATOM_OFFLINE", value_parser = BoolishValueParser::new())]
     pub(crate) offline: bool,
 }
 
@@ -302,10 +304,37 @@ pub(crate) struct ServeArgs {
 
     #[arg(long, hide = true, value_name = "KEY")]
     pub(crate) api_key: Option<String>,
+    /// How the model writes calls of tools: a format by its name, auto for what its chat template shows, none for
+    /// no tools.
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = parse_tool_format)]
+    pub(crate) tool_call_parser: FormatArg<ToolFormat>,
+
+    /// How the model marks its reasoning: a format by its name, auto for what its chat template shows, none to
+    /// leave it in the text.
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = parse_reasoning_format)]
+    pub(crate) reasoning_parser: FormatArg<ReasoningFormat>,
+
+    /// Let whoever reaches the server look inside: GET /debug/cache_stats.
+    #[arg(long)]
+    pub(crate) enable_debug: bool,
+
+    /// Let POST /start_profile and /stop_profile record what steps take, into files of this folder for a trace
+    /// viewer (Chromium's format, which Perfetto opens).
+    #[arg(long, value_name = "DIR")]
+    pub(crate) profile_dir: Option<PathBuf>,
 
     /// Seconds that running requests have to finish after SIGTERM or Ctrl-C.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub(crate) drain_seconds: u64,
+}
+
+/// Which format of answers to expect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FormatArg<T> {
+    /// What the chat template shows.
+    Auto,
+    None,
+    Named(T),
 }
 
 /// How answers are sampled.
@@ -555,6 +584,28 @@ pub(crate) fn parse_padding(text: &str) -> Result<u32, PolicyError> {
 }
 
 /// Bytes from `512MiB`, `4GiB`, `2G` (binary), `1000000`.
+fn parse_tool_format(name: &str) -> Result<FormatArg<ToolFormat>, String> {
+    parse_format(name, ToolFormat::by_name, &ToolFormat::ALL.map(ToolFormat::name))
+}
+
+fn parse_reasoning_format(name: &str) -> Result<FormatArg<ReasoningFormat>, String> {
+    parse_format(name, ReasoningFormat::by_name, &ReasoningFormat::ALL.map(ReasoningFormat::name))
+}
+
+fn parse_format<T>(
+    name: &str,
+    by_name: impl Fn(&str) -> Option<T>,
+    known: &[&str],
+) -> Result<FormatArg<T>, String> {
+    match name {
+        "auto" => Ok(FormatArg::Auto),
+        "none" => Ok(FormatArg::None),
+        _ => by_name(name)
+            .map(FormatArg::Named)
+            .ok_or_else(|| format!("no such format; auto, none, {} are known", known.join(", "))),
+    }
+}
+
 fn parse_size(text: &str) -> Result<u64, String> {
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(split);

@@ -46,3 +46,19 @@ fn sizes_are_binary() {
     assert_eq!(parse_size("77"), Ok(77));
     assert!(parse_size("4 parsecs").is_err() && parse_size("GiB").is_err());
 }
+
+#[test]
+fn formats_of_answers_are_known_by_name() {
+    let serve = |args: &[&str]| match parse(&[&["atom", "serve"], args].concat())?.command {
+        Command::Serve(args) => Ok((args.tool_call_parser, args.reasoning_parser)),
+        _ => unreachable!("it says serve"),
+    };
+    let named = (FormatArg::Named(ToolFormat::Hermes), FormatArg::None);
+    assert_eq!(serve(&[]).unwrap(), (FormatArg::Auto, FormatArg::Auto));
+    assert_eq!(serve(&["--tool_call_parser", "hermes", "--reasoning-parser=none"]).unwrap(), named);
+    for (flag, known) in [("--tool-call-parser", "qwen3_coder"), ("--reasoning-parser", "think")] {
+        let error: clap::Error = serve(&[flag, "Hermes 9"]).unwrap_err();
+        let text = error.to_string();
+        assert!([flag, "Hermes 9", "auto, none, ", known].iter().all(|word| text.contains(word)), "{text}");
+    }
+}

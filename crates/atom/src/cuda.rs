@@ -133,7 +133,7 @@ fn sizes(gpu: &Gpu, wanted: &Wanted<'_>) -> Result<Sizes> {
         poison: wanted.poison,
     };
     for bucket in wanted.lattice.buckets() {
-        sizer.add(&model.record(shape(bucket.rows(), bucket.out_rows())), &reserve);
+        sizer.add(&model.record(shape(bucket.rows(), bucket.out_rows())), &reserve)?;
     }
     Ok(sizer.sizes(&reserve))
 }

@@ -1,35 +1,41 @@
 //! The host as the HTTP server's engine.
 
-use atom_engine::{EngineLimits, Refusal, Request};
+use crate::profile;
+use atom_engine::{EngineLimits, Event, Refusal, Request};
 use atom_group::Activity;
-use atom_rank::{EagerCause, Host, PaddingShares, StepRecord};
-use atom_serve::{Condition, Engine, EventStream, Health, LaneHealth, LaneStep};
+use atom_rank::{EagerCause, Host, PaddingShares, StepRecord, StepSink};
+use atom_serve::{
+    CacheUse, Condition, Engine, EventSender, EventStream, Health, LaneHealth, LaneStep, Layout, Profile,
+    ProfileRefusal,
+};
 use atom_telemetry::{Exposition, Kind};
 use std::fmt::Display;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A host that can be served.
-pub(crate) struct HostEngine(pub(crate) Arc<Host>);
+pub(crate) struct HostEngine {
+    pub(crate) host: Arc<Host>,
+    pub(crate) layout: Layout,
+    /// Where profiles are written, if they may be.
+    pub(crate) profile_dir: Option<PathBuf>,
+}
 
 impl Engine for HostEngine {
     fn limits(&self) -> &EngineLimits {
-        self.0.limits()
+        self.host.limits()
     }
 
     fn submit(&self, request: Request) -> Result<EventStream, Refusal> {
-        let (host, id) = (Arc::clone(&self.0), request.id);
+        let (host, id) = (Arc::clone(&self.host), request.id);
         let (sender, stream) = EventStream::new(move || host.abort(id));
-        self.0.submit(
-            request,
-            Box::new(move |event| {
-                sender.send(event);
-            }),
-        )?;
+        self.host.submit_by_step(request, Box::new(ToStream(sender)))?;
         Ok(stream)
     }
 
     fn health(&self) -> Health {
-        let health = self.0.health();
+        let health = self.host.health();
         let condition = match &health.fault {
             Some(fault) => Condition::Stalled(fault.clone()),
             None if health.draining => Condition::Unready("the server is shutting down".into()),
@@ -50,27 +56,57 @@ impl Engine for HostEngine {
     }
 
     fn pause(&self) {
-        self.0.pause();
+        self.host.pause();
     }
 
     fn resume(&self) {
-        self.0.resume();
+        self.host.resume();
     }
 
     fn drain(&self) {
-        self.0.drain();
+        self.host.drain();
     }
 
     fn is_pausing(&self) -> bool {
-        self.0.health().paused
+        self.host.health().paused
     }
 
     fn is_at_rest(&self) -> bool {
-        self.0.is_at_rest()
+        self.host.is_at_rest()
+    }
+
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn caches(&self) -> Vec<CacheUse> {
+        let cache = |stats: &atom_rank::LaneStats| CacheUse {
+            pages_held: stats.counters.pages_held,
+            pages_kept: stats.counters.pages_kept,
+            prompt_tokens: stats.counters.prompt_tokens,
+            cached_tokens: stats.counters.cached_tokens,
+            preempted: stats.counters.preempted,
+        };
+        self.host.stats().iter().map(cache).collect()
+    }
+
+    fn start_profile(&self) -> Result<(), ProfileRefusal> {
+        match &self.profile_dir {
+            None => Err(ProfileRefusal::Off),
+            Some(_) if self.host.start_profile() => Ok(()),
+            Some(_) => Err(ProfileRefusal::Running),
+        }
+    }
+
+    fn stop_profile(&self) -> Result<Profile, ProfileRefusal> {
+        let folder = self.profile_dir.as_ref().ok_or(ProfileRefusal::Off)?;
+        let steps = self.host.stop_profile().ok_or(ProfileRefusal::NotRunning)?;
+        let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+        profile::write(folder, &steps, now_ms)
     }
 
     fn steps_after(&self, seen: &[u64]) -> Vec<LaneStep> {
-        let per_group = self.0.lanes_per_group();
+        let per_group = self.host.lanes_per_group();
         let step = |step: StepRecord| LaneStep {
             lane: step.lane,
             group: (usize::from(step.lane.0) / per_group) as u16,
@@ -89,11 +125,11 @@ impl Engine for HostEngine {
             kv_per_mille: step.kv_per_mille,
             is_held: step.is_held,
         };
-        self.0.steps_after(seen).into_iter().map(step).collect()
+        self.host.steps_after(seen).into_iter().map(step).collect()
     }
 
     fn write_metrics(&self, out: &mut String) {
-        let lanes = self.0.stats();
+        let lanes = self.host.stats();
         let mut text = Exposition::new(out);
         for (kind, name, help, value) in FAMILIES {
             let mut family = text.family(*kind, name, help);
@@ -116,6 +152,15 @@ impl Engine for HostEngine {
                 family = family.histogram(&[("lane", &lane)], &PaddingShares::BOUNDS, &steps, sum);
             }
         }
+    }
+}
+
+/// Where the events of one request go: what a step has for it wakes its reader once.
+struct ToStream(EventSender);
+
+impl StepSink for ToStream {
+    fn take(&mut self, events: &mut dyn Iterator<Item = Event>) {
+        self.0.send_all(events);
     }
 }
 

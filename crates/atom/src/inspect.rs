@@ -18,6 +18,12 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
     writeln!(out, "path       {}", model.path.display())?;
     writeln!(out, "contents   {}", checkpoint.description())?;
     writeln!(out, "bytes      {}", checkpoint.total_bytes())?;
+    if let Some(scales) = config.fp8 {
+        writeln!(out, "FP8        e4m3, {scales}; expanded to the computing type when it is loaded")?;
+        if checkpoint.unused_scales() > 0 {
+            writeln!(out, "unused     {}", crate::launch::unused_scales(&checkpoint))?;
+        }
+    }
     writeln!(out, "context    {} tokens", config.max_position)?;
     writeln!(
         out,
@@ -43,7 +49,11 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
     if args.tensors {
         for name in checkpoint.names() {
             let tensor = checkpoint.tensor(name)?;
-            writeln!(out, "{name:60} {:?} {:?}", tensor.dtype, tensor.shape)?;
+            write!(out, "{name:60} {:?} {:?}", tensor.dtype, tensor.shape)?;
+            match tensor.scales() {
+                Some(scales) => writeln!(out, ", scales {:?} {:?}", scales.dtype, scales.shape)?,
+                None => writeln!(out)?,
+            }
         }
     }
     say(out)

@@ -16,6 +16,7 @@ use atom_group::{Alignment, Patience, Policy};
 use atom_model::{ExchangeChoice, ExpertLayout};
 use atom_ops::{Backend, KvDType, OpsError};
 use atom_rank::{Host, HostConfig, Link, LinkArgs, LoadBalance, Progress};
+use atom_serve::Layout;
 use atom_weights::{Checkpoint, DType, ModelConfig};
 use std::collections::BTreeSet;
 use std::io::IsTerminal;
@@ -29,8 +30,8 @@ pub(crate) struct Running {
     pub(crate) text: Text,
     pub(crate) served_name: String,
     pub(crate) seed: u64,
-    /// Positions of a page of the KV cache.
-    pub(crate) page_size: usize,
+    /// How the model is laid out.
+    pub(crate) layout: Layout,
 }
 
 /// Where ranks compute.
@@ -59,12 +60,16 @@ pub(crate) fn launch_with(args: &EngineArgs, policy: Policy) -> Result<Running> 
     );
     tracing::info!("{served_name}: {}", checkpoint.description());
     refuse_unused_layers(&checkpoint)?;
+    if checkpoint.unused_scales() > 0 {
+        tracing::info!("{}", unused_scales(&checkpoint));
+    }
     let target = match gpu {
         Some(gpu) => Target::Cuda(Box::new(gpu), cuda::element(args)),
         None => Target::Cpu(Threads::new(args)?),
     };
     let (mut config, plan) = host_config(args, &checkpoint, &text, &target, policy)?;
     config.link = link(args, &config, &checkpoint)?;
+    let layout = layout(&config, &target);
     let progress = progress(config.mesh.ranks());
     let host = match (target, plan) {
         (Target::Cuda(gpu, _), Some(plan)) => {
@@ -77,13 +82,23 @@ pub(crate) fn launch_with(args: &EngineArgs, policy: Policy) -> Result<Running> 
     };
     tracing::info!("ready in {:.2} s", start.elapsed().as_secs_f64());
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
-    Ok(Running {
-        host,
-        text,
-        served_name,
-        seed: args.seed.unwrap_or_else(clock),
+    Ok(Running { host, text, served_name, seed: args.seed.unwrap_or_else(clock), layout })
+}
+
+fn layout(config: &HostConfig, target: &Target) -> Layout {
+    let mesh = &config.mesh;
+    Layout {
+        device: match target {
+            Target::Cpu(threads) => format!("CPU, {} threads for each rank", threads.per_rank),
+            Target::Cuda(gpu, element) => format!("{}, {element:?}", gpu.device().properties().name),
+        },
+        ranks_per_lane: mesh.ranks_per_lane(),
+        lanes: mesh.lanes(),
+        lanes_per_group: mesh.lanes_per_group(),
+        hosts: config.link.as_ref().map_or(1, |link| link.nodes()),
+        step_rows: config.lattice.buckets().iter().map(|bucket| bucket.rows() as u32).collect(),
         page_size: config.scheduler.page_size,
-    })
+    }
 }
 
 fn cpu_backend(
@@ -128,6 +143,14 @@ pub(crate) fn open(args: &EngineArgs, on_gpu: bool) -> Result<(String, Arc<Check
     let made =
         if on_gpu { Checkpoint::dummy_unmade(folder, dtype) } else { Checkpoint::dummy(folder, dtype) };
     Ok((name, Arc::new(made.context("making a model of random weights")?)))
+}
+
+/// What the scales were for that came with FP8 weights and have no use here.
+pub(crate) fn unused_scales(checkpoint: &Checkpoint) -> String {
+    format!(
+        "{} scales of activations or of an FP8 KV cache (input_scale, k_scale ..): activations are not quantised",
+        checkpoint.unused_scales()
+    )
 }
 
 /// Tensors of layers that the configuration doesn't mention: the checkpoint is damaged, or a model that this

@@ -13,6 +13,7 @@ mod inspect;
 mod launch;
 mod models;
 mod output;
+mod profile;
 mod remote;
 mod replay;
 mod serve;

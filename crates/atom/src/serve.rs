@@ -1,11 +1,12 @@
 //! `atom serve`.
 
-use crate::args::ServeArgs;
+use crate::args::{FormatArg, ServeArgs};
 use crate::engine::HostEngine;
 use crate::launch::{Running, launch};
 use crate::output::say;
 use anyhow::{Context, Result, anyhow, bail};
 use atom_serve::{SeedSource, Server, ServerOptions, TextModel};
+use atom_text::{ChatTemplate, Dialect};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,17 +28,21 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let listener = runtime.block_on(TcpListener::bind(address)).with_context(|| {
         format!("can't listen on {address}; another program may use the port, --port takes another one")
     })?;
-    let Running { host, text, served_name, seed, .. } = launch(&args.engine)?;
+    let Running { host, text, served_name, seed, layout } = launch(&args.engine)?;
     let host = Arc::new(host);
     let mut names = args.served_model_name.iter().cloned();
     let mut options = ServerOptions::new(names.next().unwrap_or(served_name), SeedSource::new(seed));
     options.aliases = names.collect();
     options.admin = args.enable_admin;
     options.ui = !args.no_ui;
+    options.debug = args.enable_debug;
     options.drain = Duration::from_secs(args.drain_seconds);
     let model = options.model.clone();
-    let text = TextModel { tokenizer: text.tokenizer, template: text.template };
-    let server = Server::new(Arc::new(HostEngine(Arc::clone(&host))), text, options);
+    let dialect = dialect(args, &text.template);
+    let text = TextModel::new(text.tokenizer, text.template, dialect);
+    let profile_dir = args.profile_dir.clone();
+    let engine = HostEngine { host: Arc::clone(&host), layout, profile_dir };
+    let server = Server::new(Arc::new(engine), text, options);
     let outcome = runtime.block_on(async {
         let shown = listener.local_addr().context("the listener's address")?;
         say(format_args!("serving {model} on http://{shown}/v1 (Ctrl-C to stop)\n"))?;
@@ -52,6 +57,34 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let stopped = Arc::try_unwrap(host).map_or(Ok(()), atom_rank::Host::shutdown);
     fault.map_or(stopped, Err).map_err(|fault| anyhow!("a rank was lost: {fault}"))?;
     outcome
+}
+
+/// How the model marks reasoning and calls: as told, or as its template shows.
+fn dialect(args: &ServeArgs, template: &ChatTemplate) -> Dialect {
+    let found = Dialect::detect(template);
+    let (tools, tools_say) =
+        chosen(args.tool_call_parser, found.tools, |format| (format.name(), format.is_verified()));
+    let (reasoning, reasoning_says) =
+        chosen(args.reasoning_parser, found.reasoning, |format| (format.name(), format.is_verified()));
+    tracing::info!("tool calls: {tools_say}; reasoning: {reasoning_says}");
+    Dialect { reasoning, tools }
+}
+
+/// The format, and where it comes from in words.
+fn chosen<T: Copy>(
+    asked: FormatArg<T>,
+    found: Option<T>,
+    describe: impl Fn(T) -> (&'static str, bool),
+) -> (Option<T>, String) {
+    let (format, from) = match asked {
+        FormatArg::Auto => (found, "the chat template"),
+        FormatArg::Named(format) => (Some(format), "the command line"),
+        FormatArg::None => return (None, "off (the command line)".into()),
+    };
+    let Some(format) = format else { return (None, "none that the chat template shows".into()) };
+    let (name, is_verified) = describe(format);
+    let doubt = if is_verified { "" } else { "; not checked against a published template" };
+    (Some(format), format!("{name} ({from}{doubt})"))
 }
 
 /// Resolves on SIGTERM, SIGINT, or when a rank is lost: then every request has been answered.

@@ -47,3 +47,32 @@ fn flags_of_one_device_are_refused_beside_the_other() {
         assert!(text.contains(part), "{args:?}: {text}");
     }
 }
+
+/// What `atom inspect` says of a model that would have to be fetched from a hub where nobody listens.
+fn inspected(offline: &str) -> String {
+    let home = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("offline");
+    let output = Command::new(env!("CARGO_BIN_EXE_atom"))
+        .args(["inspect", "nobody/nothing"])
+        .env("ATOM_HOME", home)
+        .env("HF_ENDPOINT", "http://127.0.0.1:1")
+        .env("ATOM_OFFLINE", offline)
+        .output()
+        .unwrap();
+    assert!(!output.status.success());
+    String::from_utf8(output.stderr).unwrap()
+}
+
+/// `ATOM_OFFLINE=1`, which the documentation names, was refused: only true and false were taken.
+#[test]
+fn every_word_for_yes_and_no_is_taken_from_the_environment() {
+    let online = inspected("0");
+    for no in ["false", "off", "no", "OFF"] {
+        assert_eq!(inspected(no), online, "{no}");
+    }
+    let offline = inspected("1");
+    assert!(offline.contains("offline") && offline != online, "{offline} {online}");
+    for yes in ["true", "on", "yes", "On"] {
+        assert_eq!(inspected(yes), offline, "{yes}");
+    }
+    assert!(inspected("perhaps").contains("invalid value 'perhaps'"));
+}

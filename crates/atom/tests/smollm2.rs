@@ -180,3 +180,69 @@ fn a_repeated_prompt_of_1000_tokens_is_not_computed_again() {
     assert_eq!((after_first, rows(&host) - after_first), (1003, 11));
     assert_eq!(first.bits(), second.bits());
 }
+
+/// The next of a sequence of numbers that look drawn.
+fn draw(state: &mut u64, below: usize) -> usize {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*state >> 33) as usize % below
+}
+
+/// Conversations as agents send them: every turn the whole of it, now and then changed in its middle.
+#[test]
+fn tokens_of_growing_conversations_are_the_same_from_the_cache() {
+    let text = text::Text::load(&checkpoint(), None).unwrap();
+    let cache = atom_text::TokenCache::new(text.tokenizer.clone(), 256 << 10);
+    let words = [
+        "the",
+        " the",
+        " answer",
+        "'s",
+        " 42",
+        "7",
+        "\n",
+        "\n\n",
+        "  ",
+        "\t",
+        " é",
+        "日本語",
+        "🦀",
+        "<|im_end|>",
+        "<|im_start|>",
+        "<|im_",
+        "start|>",
+        "<|endoftext|>",
+        " fn main() {",
+        "}",
+        ".",
+        "...",
+        " \u{301}",
+        "<",
+        "|>",
+    ];
+    let mut state = 7;
+    for _ in 0..12 {
+        let mut messages = Vec::new();
+        for turn in 0..12 {
+            let role = if turn % 2 == 0 { "user" } else { "assistant" };
+            let content: String =
+                (0..draw(&mut state, 150)).map(|_| words[draw(&mut state, words.len())]).collect();
+            messages.push(serde_json::json!({"role": role, "content": content}));
+            if draw(&mut state, 6) == 0 {
+                let at = draw(&mut state, messages.len());
+                messages[at]["content"] = words[draw(&mut state, words.len())].into();
+            }
+            let rendered = text.template.render(&atom_text::TemplateInput {
+                messages: &Value::Array(messages.clone()),
+                tools: None,
+                add_generation_prompt: turn % 2 == 0,
+                kwargs: None,
+                now_unix_s: 0,
+            });
+            let rendered = rendered.unwrap();
+            let cached = cache.encode(&rendered, false).unwrap();
+            assert_eq!(cached, text.tokenizer.encode(&rendered, false).unwrap(), "{rendered:?}");
+        }
+    }
+    let counts = cache.counts();
+    assert!(counts.hit_bytes > 2 * counts.miss_bytes && counts.bytes <= 256 << 10, "{counts:?}");
+}

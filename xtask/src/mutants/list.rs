@@ -324,7 +324,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         test: Test {
             package: "atom-rank",
             target: "stages",
-            name: "a_rank_that_fails_while_the_group_ends_holds_nobody_up",
+            name: "a_follower_that_is_stuck_in_the_last_order_is_given_up",
         },
     },
 ];

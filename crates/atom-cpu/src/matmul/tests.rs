@@ -24,6 +24,7 @@ pub(crate) fn random_tensor(dtype: DType, rows: usize, cols: usize, seed: u64) -
                 bytes.extend(draw().to_le_bytes());
                 continue;
             }
+            DType::F8_E4M3 => unreachable!("has scales"),
             DType::F16 => 1,
             DType::BF16 => {
                 bytes.extend(bf16::from_f32(draw()).to_le_bytes());
@@ -54,6 +55,7 @@ pub(crate) fn element(dtype: DType, row: &[u8], col: usize) -> f64 {
     };
     match dtype {
         DType::F32 => f64::from(f32::from_le_bytes(row[col * 4..][..4].try_into().unwrap())),
+        DType::F8_E4M3 => unreachable!("has scales"),
         DType::F16 => half(col * 2),
         DType::BF16 => f64::from(bf16::from_le_bytes([row[col * 2], row[col * 2 + 1]])),
         DType::Q8_0 => half(block) * f64::from(row[block + 2 + col % 32] as i8),

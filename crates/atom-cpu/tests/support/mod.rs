@@ -81,6 +81,7 @@ pub fn random(dtype: DType, rows: usize, cols: usize, seed: u64) -> Tensor {
     for _ in 0..rows * cols / dtype.block_elements() {
         match dtype {
             DType::F32 => bytes.extend((draw() * size).to_le_bytes()),
+            DType::F8_E4M3 => unreachable!("not drawn"),
             DType::F16 => bytes.extend(f16::from_f32(draw() * size).to_le_bytes()),
             DType::BF16 => bytes.extend(bf16::from_f32(draw() * size).to_le_bytes()),
             DType::Q8_0 => bytes.extend(f16::from_f32(draw() * size / 127.0).to_le_bytes()),

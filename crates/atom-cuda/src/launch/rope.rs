@@ -73,8 +73,8 @@ pub unsafe fn rotate_and_cache(
 ) -> Result<(), CudaError> {
     let Heads { q, kv, head_dim, dim, pairs, magnitude, frequencies } = *heads;
     assert!(dim % 2 == 0 && head_dim % 2 == 0 && dim <= head_dim, "{heads:?}");
-    let is_wide = dim % 16 == 0 && (head_dim - dim) % 16 == 0;
-    assert!(head_dim <= if is_wide { 512 } else { 256 }, "{heads:?}");
+    let is_wide = is_wide(head_dim, dim);
+    assert!(head_dim <= head_dim_max(head_dim, dim), "{heads:?}");
     // Lanes that work on one head.
     let lanes = if is_wide { (head_dim / 16).next_power_of_two() } else { 32 };
     let warps = (q + 2 * kv).div_ceil(32 / lanes);
@@ -102,6 +102,22 @@ pub unsafe fn rotate_and_cache(
     // SAFETY: the caller's.
     unsafe { queue.launch("rope", &name, launch, &args) }
 }
+
+/// Whether a lane's 16 elements all rotate, or none does.
+fn is_wide(head_dim: usize, dim: usize) -> bool {
+    dim.is_multiple_of(16) && (head_dim - dim).is_multiple_of(16)
+}
+
+/// Elements of the longest head of which `dim` elements may rotate. `dim` is at most `head_dim`.
+pub(crate) fn head_dim_max(head_dim: usize, dim: usize) -> usize {
+    if is_wide(head_dim, dim) { HEAD_DIM_MAX_WIDE } else { HEAD_DIM_MAX_NARROW }
+}
+
+/// 32 lanes with 16 elements each.
+const HEAD_DIM_MAX_WIDE: usize = 512;
+
+/// 32 lanes with 8 elements each, `rotate_and_cache_.._narrow`.
+const HEAD_DIM_MAX_NARROW: usize = 256;
 
 /// With more rows than this a block takes several rounds over a row's heads: angles cost less that way.
 const ROWS_FEW: usize = 256;

@@ -173,7 +173,7 @@ fn splits(vocab: usize, out_rows: usize, processors: u32) -> u32 {
 const BLOCK: usize = 512;
 
 /// `GROUPS_MAX` of kernels/sample_search.cuh, in tokens.
-const VOCAB_MAX: usize = 327_680;
+pub(crate) const VOCAB_MAX: usize = 327_680;
 
 /// `RANGE` of kernels/sample_load.cu.
 const SEEN_RANGE: usize = 4096;

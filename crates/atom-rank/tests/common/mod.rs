@@ -1,6 +1,7 @@
 //! A host over a tiny synthetic model, and requests that are waited for.
 #![allow(dead_code, unreachable_pub, reason = "each test file is a crate that uses its own part")]
 
+pub mod fp8;
 pub mod goldens;
 pub mod hooked;
 pub mod hosts;

@@ -1,9 +1,10 @@
 //! The answer, whole or in chunks.
 
+use crate::chat::history::CallIds;
 use crate::choice::{Entry, Finish, Piece};
-use crate::params::{Params, StreamOptions};
+use crate::params::Params;
 use crate::server::Server;
-use crate::shape::{Envelope, Shape, Usage, chunk_usage, finite, push_end, push_event, token_string};
+use crate::shape::{Chunks, Envelope, Shape, Usage, finite, push, push_string, token_string};
 use atom_base::TokenId;
 use atom_text::{AnswerPart, Tokenizer};
 use serde_json::{Map, Value, json};
@@ -12,20 +13,26 @@ use std::sync::Arc;
 /// `chat.completion` objects, and `chat.completion.chunk` in a stream.
 pub(crate) struct ChatShape {
     envelope: Envelope,
+    ids: CallIds,
     tokenizer: Arc<Tokenizer>,
     logprobs: bool,
-    options: StreamOptions,
+    /// Thoughts are part of the answer.
+    reasoning: bool,
+    chunks: Chunks,
     /// Choices that have said that they begin.
     opened: Box<[bool]>,
 }
 
 impl ChatShape {
-    pub(crate) fn new(server: &Server, params: &Params) -> Self {
+    pub(crate) fn new(server: &Server, params: &Params, reasoning: bool) -> Self {
+        let envelope = Envelope::new(server.answer_id("chatcmpl"), params.model.clone());
         Self {
-            envelope: Envelope::new(server.answer_id("chatcmpl"), params.model.clone()),
+            chunks: Chunks::new(&envelope, "chat.completion.chunk", params.stream.unwrap_or_default()),
+            envelope,
+            ids: CallIds::new(server),
             tokenizer: server.text.tokenizer.clone(),
             logprobs: params.sampling.logprobs.is_some(),
-            options: params.stream.unwrap_or_default(),
+            reasoning,
             opened: vec![false; params.n as usize].into(),
         }
     }
@@ -38,11 +45,16 @@ impl ChatShape {
             "logprobs": self.logprobs(end.entries),
             "finish_reason": end.finish.map(Finish::as_str),
         });
-        let mut chunk = self.envelope.wrap("chat.completion.chunk", vec![choice]);
-        if let Some(usage) = chunk_usage(self.options, usage) {
-            chunk.insert("usage".into(), usage);
-        }
-        push_event(out, &Value::Object(chunk));
+        self.chunks.push(out, usage, |out| push(out, format_args!("{choice}")));
+    }
+
+    /// The same for text without log-probabilities: what nearly every chunk is.
+    fn text_chunk(&self, index: u32, text: &str, usage: &Usage, out: &mut String) {
+        self.chunks.push(out, usage, |out| {
+            push(out, format_args!("{{\"index\":{index},\"delta\":{{\"content\":"));
+            push_string(out, text);
+            out.push_str("},\"logprobs\":null,\"finish_reason\":null}");
+        });
     }
 
     fn logprobs(&self, entries: &[Entry]) -> Value {
@@ -51,6 +63,60 @@ impl ChatShape {
         }
         let content: Vec<Value> = entries.iter().map(|entry| logprob(&self.tokenizer, entry)).collect();
         json!({"content": content})
+    }
+
+    fn delta(&self, choice: u32, part: &AnswerPart) -> Value {
+        match part {
+            AnswerPart::Content(text) => json!({"content": text}),
+            AnswerPart::Reasoning(text) => json!({"reasoning_content": text}),
+            AnswerPart::Call { index, id, name } => json!({"tool_calls": [{
+                "index": index,
+                "id": self.call_id(choice, *index, id.as_deref()),
+                "type": "function",
+                "function": {"name": name, "arguments": ""},
+            }]}),
+            AnswerPart::Arguments { index, json } => {
+                json!({"tool_calls": [{"index": index, "function": {"arguments": json}}]})
+            }
+        }
+    }
+
+    fn message(&self, piece: &Piece) -> Value {
+        let (mut reasoning, mut calls) = (String::new(), Vec::<(String, &str, String)>::new());
+        for part in piece.parts.iter().filter(|part| self.shows(part)) {
+            match part {
+                AnswerPart::Content(_) => {}
+                AnswerPart::Reasoning(text) => reasoning.push_str(text),
+                AnswerPart::Call { index, id, name } => {
+                    calls.push((self.call_id(piece.index, *index, id.as_deref()), name, String::new()));
+                }
+                AnswerPart::Arguments { index, json } => calls[*index as usize].2.push_str(json),
+            }
+        }
+        let content = piece.content();
+        let says_nothing = content.is_empty() && !calls.is_empty();
+        let mut message = Map::new();
+        message.insert("role".into(), "assistant".into());
+        message.insert("content".into(), if says_nothing { Value::Null } else { content.into() });
+        if !reasoning.is_empty() {
+            message.insert("reasoning_content".into(), reasoning.into());
+        }
+        if !calls.is_empty() {
+            let calls = calls.into_iter().map(|(id, name, arguments)| {
+                json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+            });
+            message.insert("tool_calls".into(), calls.collect());
+        }
+        Value::Object(message)
+    }
+
+    fn shows(&self, part: &AnswerPart) -> bool {
+        self.reasoning || !matches!(part, AnswerPart::Reasoning(_))
+    }
+
+    /// The id that the model gave a call, or one of ours that no other call has.
+    fn call_id(&self, choice: u32, call: u32, own: Option<&str>) -> String {
+        own.map_or_else(|| self.ids.of(choice, call), str::to_owned)
     }
 }
 
@@ -69,9 +135,14 @@ impl Shape for ChatShape {
         }
         // The entries of a piece leave with its first part.
         let mut entries = piece.entries.as_slice();
-        for part in &piece.parts {
+        for part in piece.parts.iter().filter(|part| self.shows(part)) {
             let end = End { entries: std::mem::take(&mut entries), finish: None };
-            self.chunk(index, delta(part), &end, usage, out);
+            match part {
+                AnswerPart::Content(text) if end.entries.is_empty() => {
+                    self.text_chunk(index, text, usage, out);
+                }
+                part => self.chunk(index, self.delta(index, part), &end, usage, out),
+            }
         }
         if !entries.is_empty() {
             self.chunk(index, json!({"content": ""}), &End { entries, finish: None }, usage, out);
@@ -82,14 +153,14 @@ impl Shape for ChatShape {
     }
 
     fn end(&mut self, usage: &Usage, out: &mut String) {
-        push_end(out, self.options, self.envelope.wrap("chat.completion.chunk", Vec::new()), usage);
+        self.chunks.push_end(out, usage);
     }
 
     fn whole(&mut self, pieces: &[Piece], usage: &Usage) -> Value {
         let choice = |piece: &Piece| {
             json!({
                 "index": piece.index,
-                "message": message(piece),
+                "message": self.message(piece),
                 "logprobs": self.logprobs(&piece.entries),
                 "finish_reason": piece.finish.map(Finish::as_str),
             })
@@ -98,46 +169,6 @@ impl Shape for ChatShape {
         whole.insert("usage".into(), usage.to_json());
         Value::Object(whole)
     }
-}
-
-fn delta(part: &AnswerPart) -> Value {
-    match part {
-        AnswerPart::Content(text) => json!({"content": text}),
-        AnswerPart::Reasoning(text) => json!({"reasoning_content": text}),
-        AnswerPart::Call { index, id, name } => json!({"tool_calls": [{
-            "index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""},
-        }]}),
-        AnswerPart::Arguments { index, json } => {
-            json!({"tool_calls": [{"index": index, "function": {"arguments": json}}]})
-        }
-    }
-}
-
-fn message(piece: &Piece) -> Value {
-    let mut message = Map::new();
-    let (mut reasoning, mut calls) = (String::new(), Vec::<(&Option<String>, &str, String)>::new());
-    for part in &piece.parts {
-        match part {
-            AnswerPart::Content(_) => {}
-            AnswerPart::Reasoning(text) => reasoning.push_str(text),
-            AnswerPart::Call { id, name, .. } => calls.push((id, name, String::new())),
-            AnswerPart::Arguments { index, json } => calls[*index as usize].2.push_str(json),
-        }
-    }
-    let content = piece.content();
-    message.insert("role".into(), "assistant".into());
-    let says_nothing = content.is_empty() && !calls.is_empty();
-    message.insert("content".into(), if says_nothing { Value::Null } else { content.into() });
-    if !reasoning.is_empty() {
-        message.insert("reasoning_content".into(), reasoning.into());
-    }
-    if !calls.is_empty() {
-        let calls = calls.into_iter().map(|(id, name, arguments)| {
-            json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
-        });
-        message.insert("tool_calls".into(), calls.collect());
-    }
-    Value::Object(message)
 }
 
 fn logprob(tokenizer: &Tokenizer, entry: &Entry) -> Value {

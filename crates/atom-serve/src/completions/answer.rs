@@ -1,9 +1,9 @@
 //! The answer, whole or in chunks.
 
 use crate::choice::{Entry, Finish, Piece};
-use crate::params::{Params, StreamOptions};
+use crate::params::Params;
 use crate::server::Server;
-use crate::shape::{Envelope, Shape, Usage, chunk_usage, finite, push_end, push_event, token_string};
+use crate::shape::{Chunks, Envelope, Shape, Usage, finite, push, push_string, token_string};
 use atom_text::Tokenizer;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -13,25 +13,31 @@ pub(crate) struct CompletionShape {
     envelope: Envelope,
     tokenizer: Arc<Tokenizer>,
     logprobs: bool,
-    options: StreamOptions,
+    chunks: Chunks,
 }
 
 impl CompletionShape {
     pub(crate) fn new(server: &Server, params: &Params) -> Self {
+        let envelope = Envelope::new(server.answer_id("cmpl"), params.model.clone());
         Self {
-            envelope: Envelope::new(server.answer_id("cmpl"), params.model.clone()),
+            chunks: Chunks::new(&envelope, OBJECT, params.stream.unwrap_or_default()),
+            envelope,
             tokenizer: server.text.tokenizer.clone(),
             logprobs: params.sampling.logprobs.is_some(),
-            options: params.stream.unwrap_or_default(),
         }
     }
 
-    fn chunk(&self, choice: Value, usage: &Usage, out: &mut String) {
-        let mut chunk = self.envelope.wrap(OBJECT, vec![choice]);
-        if let Some(usage) = chunk_usage(self.options, usage) {
-            chunk.insert("usage".into(), usage);
-        }
-        push_event(out, &Value::Object(chunk));
+    fn chunk(&self, choice: &Value, usage: &Usage, out: &mut String) {
+        self.chunks.push(out, usage, |out| push(out, format_args!("{choice}")));
+    }
+
+    /// The same for text without log-probabilities: what nearly every chunk is.
+    fn text_chunk(&self, piece: &Piece, usage: &Usage, out: &mut String) {
+        self.chunks.push(out, usage, |out| {
+            push(out, format_args!("{{\"index\":{},\"text\":", piece.index));
+            push_string(out, &piece.content());
+            out.push_str(",\"logprobs\":null,\"finish_reason\":null}");
+        });
     }
 
     fn choice(&self, piece: &Piece, finish: Option<Finish>) -> Value {
@@ -51,17 +57,19 @@ impl CompletionShape {
 
 impl Shape for CompletionShape {
     fn piece(&mut self, piece: &Piece, usage: &Usage, out: &mut String) {
-        if !piece.parts.is_empty() || !piece.entries.is_empty() {
-            self.chunk(self.choice(piece, None), usage, out);
+        if !piece.entries.is_empty() {
+            self.chunk(&self.choice(piece, None), usage, out);
+        } else if !piece.parts.is_empty() {
+            self.text_chunk(piece, usage, out);
         }
         if let Some(finish) = piece.finish {
             let end = Piece { index: piece.index, ..Piece::default() };
-            self.chunk(self.choice(&end, Some(finish)), usage, out);
+            self.chunk(&self.choice(&end, Some(finish)), usage, out);
         }
     }
 
     fn end(&mut self, usage: &Usage, out: &mut String) {
-        push_end(out, self.options, self.envelope.wrap(OBJECT, Vec::new()), usage);
+        self.chunks.push_end(out, usage);
     }
 
     fn whole(&mut self, pieces: &[Piece], usage: &Usage) -> Value {

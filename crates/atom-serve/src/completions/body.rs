@@ -4,18 +4,19 @@ use super::CompletionShape;
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 use crate::generation::{Prompt, Work};
-use crate::params::{Params, token_id};
+use crate::params::{Params, refuse_conversation, token_id};
 use crate::prompt::encode;
 use crate::server::Server;
+use crate::text::Reading;
 use atom_base::TokenId;
 use atom_base::limits::{PROMPTS_MAX, TOP_LOGPROBS_MAX};
-use atom_text::AnswerParser;
 use serde_json::{Value, json};
 
 /// Reads a body and turns its prompts into tokens. Runs on a text thread.
 pub(crate) fn read(server: &Server, body: &[u8]) -> Result<(Work, CompletionShape), ApiError> {
     let mut fields = Fields::parse(body)?;
     let mut params = Params::read(&mut fields, server)?;
+    refuse_conversation(&mut fields)?;
     let raw = read_prompts(&mut fields, server.engine.limits().vocab_size)?;
     let echo = fields.boolean("echo")?.unwrap_or(false);
     let logprobs = fields.integer("logprobs", 0, TOP_LOGPROBS_MAX as i64)?.map(|k| k as u8);
@@ -45,7 +46,7 @@ pub(crate) fn read(server: &Server, body: &[u8]) -> Result<(Work, CompletionShap
         })
         .collect::<Result<_, ApiError>>()?;
     let shape = CompletionShape::new(server, &params);
-    Ok((Work { params, prompts, session: None, parser: AnswerParser::plain() }, shape))
+    Ok((Work { params, prompts, session: None, reading: Reading::plain() }, shape))
 }
 
 enum RawPrompt {

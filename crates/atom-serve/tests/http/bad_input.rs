@@ -114,7 +114,12 @@ async fn fields_out_of_range_or_of_the_wrong_type_are_refused_by_name_and_number
             "messages[0].role",
             &["\"king\"", "user"],
         ),
-        (CHAT, json!({"messages": [{"role": "tool", "content": "x"}]}), "messages[0].role", &["tools"]),
+        (
+            CHAT,
+            json!({"messages": [{"role": "tool", "content": "x"}]}),
+            "messages[0].tool_call_id",
+            &["missing"],
+        ),
         (CHAT, json!({"messages": [{"role": "user"}]}), "messages[0].content", &["missing"]),
         (CHAT, json!({"messages": [{"role": "user", "content": null}]}), "messages[0].content", &["missing"]),
         (CHAT, json!({"messages": [{"role": "user", "content": 5}]}), "messages[0].content", &["number"]),
@@ -171,10 +176,9 @@ async fn what_would_change_the_answer_and_is_not_built_is_refused_by_name() {
     let mut client = site.client().await;
     let fields = [
         json!({"tools": [{"type": "function"}]}),
-        json!({"tool_choice": "auto"}),
+        json!({"tool_choice": "required"}),
         json!({"functions": [{}]}),
         json!({"function_call": "auto"}),
-        json!({"parallel_tool_calls": false}),
         json!({"response_format": {"type": "json_object"}}),
         json!({"modalities": ["text", "audio"]}),
         json!({"audio": {}}),

@@ -7,18 +7,18 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// Draws that are the same in every run.
-struct Draws {
-    seed: u64,
-    at: u32,
+pub(crate) struct Draws {
+    pub(crate) seed: u64,
+    pub(crate) at: u32,
 }
 
 impl Draws {
-    fn below(&mut self, end: usize) -> usize {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
         self.at += 1;
         (rng::uniform(self.seed, 9, self.at, 0) * end as f32) as usize
     }
 
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+    pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len())]
     }
 }
@@ -105,7 +105,7 @@ fn assemble(chunks: &[Value], plain: bool) -> (Vec<Value>, Value) {
 }
 
 /// Joins objects of lists list by list.
-fn append(all: &mut Value, more: &Value) {
+pub(crate) fn append(all: &mut Value, more: &Value) {
     if all.is_null() {
         *all = more.clone();
     } else if let Some(more) = more.as_object() {

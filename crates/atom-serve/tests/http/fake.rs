@@ -4,10 +4,12 @@ use crate::client::{Client, Response};
 use atom_base::{FinishReason, RequestId, ScoredToken, TokenId};
 use atom_engine::{EngineLimits, Event, Refusal, Request};
 use atom_serve::{
-    Condition, Drained, Engine, EventSender, EventStream, Health, LaneHealth, LaneStep, SeedSource, Server,
-    ServerOptions, TextModel, serve,
+    CacheUse, Condition, Drained, Engine, EventSender, EventStream, Health, LaneHealth, LaneStep, Layout,
+    Profile, ProfileRefusal, SeedSource, Server, ServerOptions, TextModel, serve,
 };
-use atom_text::{ChatTemplate, GgufVocabulary, Tokenizer, TokenizerSource};
+use atom_text::{
+    ChatTemplate, Dialect, GgufVocabulary, ReasoningFormat, Tokenizer, TokenizerSource, ToolFormat,
+};
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,6 +27,8 @@ pub(crate) enum Play {
     Gate,
     /// Waits while the engine is paused.
     Rest,
+    /// Lets everybody else run, so that what was said is read before the rest.
+    Yield,
     /// Goes away without a terminal event. A script that just ends keeps the request open.
     Vanish,
 }
@@ -34,6 +38,8 @@ type Script = Box<dyn Fn(&Request) -> Vec<Play> + Send + Sync>;
 /// Plays `script(request)` for every request.
 pub(crate) struct Fake {
     limits: EngineLimits,
+    layout: Layout,
+    pub(crate) profile: Mutex<Profiling>,
     script: Script,
     pub(crate) gate: Arc<Semaphore>,
     /// Everything that was taken, in order.
@@ -55,6 +61,14 @@ pub(crate) struct Fake {
     played: Arc<watch::Sender<usize>>,
 }
 
+/// Whether steps can be recorded, and are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Profiling {
+    Off,
+    Ready,
+    On,
+}
+
 /// A server on a loopback port.
 pub(crate) struct Site {
     pub(crate) address: SocketAddr,
@@ -74,6 +88,16 @@ impl Fake {
                 vocab_size: VOCAB,
                 lanes: 2,
             },
+            layout: Layout {
+                device: "paper".into(),
+                ranks_per_lane: 1,
+                lanes: 2,
+                lanes_per_group: 2,
+                hosts: 1,
+                step_rows: vec![8, 16, 32],
+                page_size: 16,
+            },
+            profile: Mutex::new(Profiling::Off),
             script: Box::new(script),
             gate: Arc::new(Semaphore::new(0)),
             taken: Mutex::default(),
@@ -130,6 +154,7 @@ impl Fake {
                 }
                 Play::Gate => gate.acquire().await.unwrap().forget(),
                 Play::Rest => drop(paused.wait_for(|paused| !paused).await.unwrap()),
+                Play::Yield => tokio::task::yield_now().await,
                 Play::Vanish => stays = false,
             }
         }
@@ -200,6 +225,38 @@ impl Engine for Fake {
         self.steps.lock().unwrap().iter().filter(|step| step.number > seen_of(step)).copied().collect()
     }
 
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn caches(&self) -> Vec<CacheUse> {
+        vec![CacheUse { pages_held: 3, prompt_tokens: 20, cached_tokens: 16, ..CacheUse::default() }]
+    }
+
+    fn start_profile(&self) -> Result<(), ProfileRefusal> {
+        let mut profile = self.profile.lock().unwrap();
+        match *profile {
+            Profiling::Ready => {
+                *profile = Profiling::On;
+                Ok(())
+            }
+            Profiling::On => Err(ProfileRefusal::Running),
+            Profiling::Off => Err(ProfileRefusal::Off),
+        }
+    }
+
+    fn stop_profile(&self) -> Result<Profile, ProfileRefusal> {
+        let mut profile = self.profile.lock().unwrap();
+        match *profile {
+            Profiling::On => {
+                *profile = Profiling::Ready;
+                Ok(Profile { file: "profiles/1.json".into(), steps: 12, steps_lost: 0 })
+            }
+            Profiling::Ready => Err(ProfileRefusal::NotRunning),
+            Profiling::Off => Err(ProfileRefusal::Off),
+        }
+    }
+
     fn write_metrics(&self, out: &mut String) {
         out.push_str("# TYPE fake_steps_total counter\nfake_steps_total 7\n");
     }
@@ -214,11 +271,19 @@ impl Site {
         script: impl Fn(&Request) -> Vec<Play> + Send + Sync + 'static,
         change: impl FnOnce(&mut ServerOptions),
     ) -> Self {
+        Self::start_model(script, text_model(), change).await
+    }
+
+    pub(crate) async fn start_model(
+        script: impl Fn(&Request) -> Vec<Play> + Send + Sync + 'static,
+        text: TextModel,
+        change: impl FnOnce(&mut ServerOptions),
+    ) -> Self {
         let fake = Arc::new(Fake::new(script));
         let mut options = ServerOptions::new("tiny", SeedSource::new(7));
         options.aliases = vec!["org/tiny-1".into()];
         change(&mut options);
-        let server = Server::new(fake.clone(), text_model(), options);
+        let server = Server::new(fake.clone(), text, options);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
@@ -260,10 +325,21 @@ pub(crate) const BOS: TokenId = 258;
 const VOCAB: usize = 264;
 
 pub(crate) fn text_model() -> TextModel {
+    text_model_with(TEMPLATE, Dialect::default(), &[])
+}
+
+/// A model that knows tools and thinks: markers of Hermes and of thoughts are special tokens.
+pub(crate) fn tool_model() -> TextModel {
+    let dialect = Dialect { reasoning: Some(ReasoningFormat::Think), tools: Some(ToolFormat::Hermes) };
+    text_model_with(TOOL_TEMPLATE, dialect, &MARKERS)
+}
+
+/// A model with this template. `markers` are special tokens from 259 on, four at the most.
+pub(crate) fn text_model_with(template: &str, dialect: Dialect, markers: &[&str]) -> TextModel {
     let mut tokens: Vec<String> = byte_alphabet().iter().map(char::to_string).collect();
     let mut token_types = vec![1; tokens.len()];
-    for special in ["<|im_start|>", "<|im_end|>", "<s>"] {
-        tokens.push(special.into());
+    for special in ["<|im_start|>", "<|im_end|>", "<s>"].iter().chain(markers) {
+        tokens.push((*special).into());
         token_types.push(3);
     }
     let vocabulary = GgufVocabulary {
@@ -274,14 +350,28 @@ pub(crate) fn text_model() -> TextModel {
         bos: Some(BOS),
         eos: Some(IM_END),
         add_bos: Some(true),
-        chat_template: Some(TEMPLATE.into()),
+        chat_template: Some(template.into()),
         ..Default::default()
     };
     let source = TokenizerSource::Gguf(vocabulary);
     let tokenizer = Arc::new(Tokenizer::load(&source).unwrap());
     let template = ChatTemplate::load(&source, &tokenizer, None).unwrap();
-    TextModel { tokenizer, template }
+    TextModel::new(tokenizer, template, dialect)
 }
+
+/// See [`tool_model`].
+pub(crate) const MARKERS: [&str; 4] = ["<tool_call>", "</tool_call>", "<think>", "</think>"];
+
+pub(crate) const TOOL_TEMPLATE: &str = "\
+    {%- if tools %}<|im_start|>system{% for t in tools %}{{ '\\n' }}{{ t | tojson }}{% endfor %}<|im_end|>\n{% endif %}\
+    {%- for m in messages %}<|im_start|>{{ m.role }}{{ '=' ~ m.tool_call_id if m.tool_call_id }}{{ '\\n' }}\
+    {%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}\
+    {%- for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}\
+    {%- for key, value in c.function.arguments | items %} {{ key }}={{ value | tojson }}{% endfor %}</tool_call>\
+    {%- endfor %}<|im_end|>\n{% endfor %}\
+    {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}\
+    {%- if enable_thinking is defined %}{{ '<think>\\n' if enable_thinking else '<think>\\n\\n</think>\\n\\n' }}\
+    {%- endif %}{% endif %}";
 
 const TEMPLATE: &str = "{% for m in messages %}\
     {% if loop.index0 > 0 and m.role == 'system' %}{{ raise_exception('system comes first') }}{% endif %}\

@@ -5,12 +5,18 @@
 
 mod admin;
 mod answers;
+mod api_table;
 mod bad_input;
+mod bad_tools;
 mod client;
 mod equality;
 mod fake;
+mod inside;
 mod lifecycle;
+mod parts;
 mod scoring;
 mod status;
 mod streams;
+mod tokens;
+mod tools;
 mod ui;

@@ -52,6 +52,7 @@ pub(crate) fn from_gguf(
         qk_norm: moe::qk_norm(architecture, entries),
         moe: moe::read(&keys, layers, entries)?,
         tied_embeddings: !has("lm_head.weight"),
+        fp8: None,
         max_position,
         bos: gguf.u32(BOS_KEY)?,
         eos: end_tokens(gguf)?,

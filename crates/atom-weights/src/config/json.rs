@@ -2,6 +2,7 @@
 //! everything inside (transformers 5), and `rope_theta` beside `rope_scaling` (what most published
 //! checkpoints have).
 
+mod fp8;
 mod keys;
 mod moe;
 mod rope;
@@ -12,6 +13,7 @@ use super::{
 };
 use crate::error::WeightsError;
 use atom_base::TokenId;
+pub(crate) use fp8::modelopt_scales;
 use keys::Keys;
 use serde_json::Value;
 use std::path::Path;
@@ -48,6 +50,7 @@ pub(crate) fn from_json(origin: &Path, raw: &Value) -> Result<ModelConfig, Weigh
         mlp_bias: llama && keys.flag("mlp_bias", false)?,
         qk_norm: moe::qk_norm(&keys, architecture)?,
         moe: moe::read(&keys, architecture, layers)?,
+        fp8: fp8::read(&keys)?,
         max_position,
         bos: token_ids(origin, "bos_token_id", raw.get("bos_token_id"))?.first().copied(),
         eos: token_ids(origin, "eos_token_id", raw.get("eos_token_id"))?,
@@ -148,15 +151,6 @@ fn head_dim(
 }
 
 fn refuse_what_is_not_built(keys: &Keys<'_>) -> Result<(), WeightsError> {
-    for key in ["quantization_config", "compression_config"] {
-        if let Some(config) = keys.value(key) {
-            let method = config.get("quant_method").and_then(Value::as_str).unwrap_or("an unnamed method");
-            return Err(keys.unsupported(
-                format!("{key} ({method})"),
-                "use the unquantised checkpoint, or a GGUF in Q8_0, Q4_0 or Q4_1",
-            ));
-        }
-    }
     for key in ["hidden_act", "hidden_activation"] {
         if let Some(act) = keys.value(key)
             && act.as_str() != Some("silu")

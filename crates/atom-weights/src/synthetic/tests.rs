@@ -83,6 +83,10 @@ fn models_of_the_references_have_the_weights_that_these_were_computed_from() {
         let read = |file: &str| std::fs::read_to_string(folder.join(file));
         let (Ok(config), Ok(reference)) = (read("config.json"), read("reference.json")) else { continue };
         let reference: Value = serde_json::from_str(&reference).unwrap();
+        // Those of FP8 models are of codes and scales, and compared where these are made.
+        if reference.get("scale_name").is_some() {
+            continue;
+        }
         let model = Checkpoint::synthetic(&config, reference["salt"].as_u64().unwrap()).unwrap();
         let tensors = reference["tensors"].as_object().unwrap();
         assert_eq!(model.names().count(), tensors.len(), "{folder:?}");

@@ -32,6 +32,7 @@ fn every_number_is_read() {
         mlp_bias: true,
         qk_norm: QkNorm::None,
         moe: None,
+        fp8: None,
         max_position: 512,
         bos: Some(1),
         eos: vec![5, 6],
@@ -255,8 +256,8 @@ fn models_that_are_not_built_are_named_with_what_is() {
         (json!({"model_type": 3}), &["model_type 3"]),
         (json!({"hidden_act": "gelu"}), &["hidden_act \"gelu\"", "silu"]),
         (
-            json!({"quantization_config": {"quant_method": "fp8"}}),
-            &["quantization_config (fp8)", "unquantised"],
+            json!({"quantization_config": {"quant_method": "awq"}}),
+            &["quantization_config (awq)", "unquantised", "fbgemm_fp8"],
         ),
         (json!({"rope_interleaved": true}), &["rope_interleaved true"]),
     ] {

@@ -249,9 +249,9 @@ fn what_would_change_results_and_is_not_built_is_named() {
     // Elsewhere that name is a model with linear attention.
     let other = json!({"architectures": null, "model_type": "minimax"});
     says(&refusal("minimax_m2", &other), &["model_type \"minimax\"", "minimax_m2"]);
-    let quantised = json!({"quantization_config": {"quant_method": "fp8"}});
+    let quantised = json!({"quantization_config": {"quant_method": "mxfp4"}});
     for family in MOE_FAMILIES {
-        says(&refusal(family, &quantised), &["quantization_config (fp8)"]);
+        says(&refusal(family, &quantised), &["quantization_config (mxfp4)"]);
         assert!(moe_config(family).is_object());
     }
 }
@@ -294,7 +294,7 @@ const GLM_4_5: &str = r#"{
   "transformers_version": "4.54.0", "use_cache": true, "use_qk_norm": true, "vocab_size": 151552
 }"#;
 
-/// Without its quantization_config: the published weights are FP8, which is refused.
+/// Without its quantization_config (FP8 in blocks).
 const MINIMAX_M2: &str = r#"{
   "architectures": ["MiniMaxM2ForCausalLM"], "attention_dropout": 0.0,
   "attn_type_list": [1, 1, 1, 1, 1, 1, 1, 1], "bos_token_id": null, "eos_token_id": null,

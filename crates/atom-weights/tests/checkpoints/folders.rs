@@ -261,11 +261,11 @@ fn types_that_are_not_read_matter_only_where_the_model_needs_them() {
     let length = u64::from_le_bytes(good[..8].try_into().unwrap()) as usize;
     let (header, data) = (std::str::from_utf8(&good[8..8 + length]).unwrap(), &good[8 + length..]);
     let mut lines: Value = serde_json::from_str(header).unwrap();
-    lines["extra"] = json!({"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]});
+    lines["extra"] = json!({"dtype": "F8_E5M2", "shape": [4], "data_offsets": [0, 4]});
     folder.write("model.safetensors", raw_safetensors(&lines.to_string(), data));
     let opened = Checkpoint::open(folder.path()).unwrap();
     assert_eq!(opened.unused(), ["extra"]);
-    says(&opened.tensor("extra").unwrap_err().to_string(), &["tensor extra", "F8_E4M3", "BF16"]);
+    says(&opened.tensor("extra").unwrap_err().to_string(), &["tensor extra", "F8_E5M2", "BF16"]);
     says(&opened.tensor("absent").unwrap_err().to_string(), &["no tensor absent", "22 others"]);
 
     lines["model.norm.weight"]["dtype"] = json!("I32");

@@ -7,5 +7,6 @@ mod configs;
 mod expert_configs;
 mod expert_files;
 mod folders;
+mod fp8;
 mod gguf_models;
 mod hostile;

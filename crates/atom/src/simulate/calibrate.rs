@@ -108,7 +108,7 @@ fn measure(flags: &CalibrateFlags, ranks: u16) -> Result<Vec<(bool, Measured)>> 
     // A prompt that is held or cut would be computed in other steps than those that are meant.
     let running = launch_with(&engine, Policy::NONE)?;
     let edges = lattice.buckets().iter().map(|bucket| bucket.rows()).collect();
-    let mut meter = Meter::new(&running, edges, running.page_size);
+    let mut meter = Meter::new(&running, edges, running.layout.page_size);
     let points: Vec<_> = points(usize::from(ranks)).collect();
     let order: Vec<_> = points.iter().map(|(_, point)| *point).collect();
     let mut seen: Vec<Vec<Seen>> = vec![Vec::new(); points.len()];

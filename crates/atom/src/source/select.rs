@@ -12,9 +12,10 @@ pub(super) struct Selection {
 }
 
 /// Fetched with safetensors when they are there: the first must be, the others may.
-const BESIDE_SAFETENSORS: [&str; 6] = [
+const BESIDE_SAFETENSORS: [&str; 7] = [
     "config.json",
     "generation_config.json",
+    "hf_quant_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",

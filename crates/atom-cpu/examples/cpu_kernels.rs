@@ -1,7 +1,7 @@
 //! Speed of the matrix kernels on the shapes of SmolLM2-135M: bytes of weights read per second at one
 //! row, operations per second at 128 rows, for every format and instruction set.
 //!
-//! `cargo run --release -p atom-cpu --example kernels [threads [isa]]`
+//! `cargo run --release -p atom-cpu --example cpu_kernels [threads [isa]]`
 
 use atom_base::{SlotId, Span};
 use atom_cpu::{Activations, CpuBackend, CpuOptions, Isa, WeightShare};
@@ -148,6 +148,7 @@ fn tensor(dtype: DType, rows: usize, cols: usize) -> Tensor {
             DType::F32 => bytes.extend(plain.to_le_bytes()),
             DType::F16 => bytes.extend([code, 0x21]),
             DType::BF16 => bytes.extend([code, 0x3c]),
+            DType::F8_E4M3 => unreachable!("held as f32"),
             DType::Q8_0 | DType::Q4_0 | DType::Q4_1 => {
                 let half_scales = if dtype == DType::Q4_1 { 2 } else { 1 };
                 let at = bytes.len() % dtype.block_bytes();

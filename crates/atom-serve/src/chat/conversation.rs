@@ -1,0 +1,78 @@
+//! A conversation, whichever API it came by, on its way to the model: through the chat template, into tokens,
+//! with the parser that will take the answer apart.
+
+use super::history::History;
+use super::thinking::Variables;
+use super::tools::{ToolChoice, Tools};
+use crate::error::ApiError;
+use crate::fields::wrong;
+use crate::generation::{Prompt, Work};
+use crate::params::Params;
+use crate::prompt::encode;
+use crate::server::{Server, unix_s};
+use atom_engine::Refusal;
+use atom_text::TemplateInput;
+use serde_json::json;
+
+/// Everything that the prompt is made from, checked.
+#[derive(Debug)]
+pub(crate) struct Conversation {
+    pub(crate) history: History,
+    pub(crate) tools: Tools,
+    pub(crate) variables: Variables,
+    /// The prompt ends with the beginning of the assistant's answer.
+    pub(crate) add_generation_prompt: bool,
+}
+
+impl Conversation {
+    /// The prompt as text. The template writes the special tokens itself.
+    pub(crate) fn render(&self, server: &Server) -> Result<String, ApiError> {
+        let text = &server.text;
+        let tools = self.tools.for_template();
+        if tools.is_some() {
+            text.check_tools()?;
+        }
+        Ok(text.template.render(&TemplateInput {
+            messages: &self.history.for_template(text.call_style()),
+            tools: tools.as_ref(),
+            add_generation_prompt: self.add_generation_prompt,
+            kwargs: self.variables.as_map(),
+            now_unix_s: unix_s() as i64,
+        })?)
+    }
+
+    /// The request for the engine. Runs on a text thread.
+    pub(crate) fn into_work(self, server: &Server, params: Params) -> Result<Work, ApiError> {
+        let rendered = self.render(server)?;
+        let tokens = encode(server, &rendered, false)?;
+        let max_tokens = match params.max_tokens {
+            Some(0) => return Err(wrong("max_tokens", &json!(0), "at least 1")),
+            Some(max_tokens) => max_tokens,
+            None => room(server, tokens.len())?,
+        };
+        let calls_max = if self.tools.is_parallel() { u32::MAX } else { 1 };
+        let reading = server.text.reading(&rendered, self.tools.offered(), calls_max);
+        let mut work =
+            Work { params, prompts: vec![Prompt { tokens, max_tokens, echo: None }], session: None, reading };
+        constrain_calls(&mut work, &self.tools)?;
+        Ok(work)
+    }
+}
+
+/// Holds the answer to the calls that the request insists on: the one place where tools meet the grammar.
+fn constrain_calls(_work: &mut Work, tools: &Tools) -> Result<(), ApiError> {
+    let refuse = |name: &str| Err(ApiError::NeedsGrammar { name: name.to_owned() });
+    match tools.choice() {
+        ToolChoice::Required | ToolChoice::Named(_) => refuse("tool_choice"),
+        ToolChoice::Auto if tools.are_strict() => refuse("tools"),
+        ToolChoice::None | ToolChoice::Auto => Ok(()),
+    }
+}
+
+/// What is left of the context behind a prompt: the default of `max_tokens`.
+fn room(server: &Server, prompt: usize) -> Result<u32, ApiError> {
+    match server.context().checked_sub(prompt) {
+        None | Some(0) => Err(Refusal::TooLong { prompt, max_tokens: 1, max: server.context() }.into()),
+        Some(left) => Ok(u32::try_from(left).unwrap_or(u32::MAX)),
+    }
+}

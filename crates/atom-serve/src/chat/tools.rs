@@ -1,0 +1,254 @@
+//! The tools that a request offers, and which of them the model may or must call.
+//!
+//! [`Tools::read`] reads them as chat completions spell them. Other APIs build a [`ToolList`] and a
+//! [`ToolChoice`] from their own spelling and get the same checks.
+
+use crate::error::ApiError;
+use crate::fields::{Fields, wrong};
+use atom_base::limits::{TOOL_NAME_BYTES_MAX, TOOLS_BYTES_MAX, TOOLS_MAX};
+use atom_text::Tool;
+use serde_json::{Value, json};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// What a request says of tools, checked: names are unique and well formed, a named choice exists.
+#[derive(Clone, Debug)]
+pub(crate) struct Tools {
+    list: Arc<[Tool]>,
+    choice: ToolChoice,
+    parallel: bool,
+}
+
+/// Which of the offered tools the answer calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ToolChoice {
+    /// None: the model doesn't learn of them.
+    None,
+    /// The model decides.
+    Auto,
+    /// At least one.
+    Required,
+    /// This one.
+    Named(String),
+}
+
+/// Tools as they are read, one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct ToolList {
+    tools: Vec<Tool>,
+    names: HashSet<String>,
+    bytes: usize,
+}
+
+impl Tools {
+    /// `choice_field` is how the client spells the place of a named tool, for the error.
+    pub(crate) fn new(
+        list: ToolList,
+        choice: ToolChoice,
+        parallel: bool,
+        choice_field: &str,
+    ) -> Result<Self, ApiError> {
+        match &choice {
+            ToolChoice::Named(name) if !list.names.contains(name) => {
+                return Err(wrong(choice_field, &json!(name), list.one_of()));
+            }
+            ToolChoice::Required if list.tools.is_empty() => {
+                return Err(wrong(choice_field, &json!("required"), "\"none\" or \"auto\" without 'tools'"));
+            }
+            _ => {}
+        }
+        Ok(Self { list: list.tools.into(), choice, parallel })
+    }
+
+    /// Takes `tools`, `tool_choice`, `parallel_tool_calls` and the fields that these replaced.
+    pub(crate) fn read(fields: &mut Fields) -> Result<Self, ApiError> {
+        refuse_older_fields(fields)?;
+        let items = fields.list("tools")?.unwrap_or_default();
+        let mut list = ToolList::default();
+        for (at, item) in items.into_iter().enumerate() {
+            let tool = read_tool(&format!("tools[{at}]"), item)?;
+            list.push(&format!("tools[{at}].function"), tool)?;
+        }
+        let parallel = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
+        let (choice, choice_field) = read_choice(fields)?;
+        Self::new(list, choice, parallel, choice_field)
+    }
+
+    /// The tools that the model may call; empty with [`ToolChoice::None`].
+    pub(crate) fn offered(&self) -> Arc<[Tool]> {
+        if self.choice == ToolChoice::None { Arc::default() } else { self.list.clone() }
+    }
+
+    pub(crate) fn choice(&self) -> &ToolChoice {
+        &self.choice
+    }
+
+    /// False: the answer has one call at the most.
+    pub(crate) fn is_parallel(&self) -> bool {
+        self.parallel
+    }
+
+    /// The offered tools as templates know them: OpenAI's shape, always in the same order of keys, so that
+    /// requests that differ only there share their cached prompt. `strict` is no word for the model.
+    pub(crate) fn for_template(&self) -> Option<Value> {
+        let offered = self.offered();
+        let tools = offered.iter().map(|tool| {
+            let mut function = json!({"name": tool.name});
+            if let Some(description) = &tool.description {
+                function["description"] = description.as_str().into();
+            }
+            function["parameters"] = tool.parameters.clone();
+            json!({"type": "function", "function": function})
+        });
+        (!offered.is_empty()).then(|| tools.collect())
+    }
+
+    /// True if the arguments of a tool must follow its schema to the letter.
+    pub(crate) fn are_strict(&self) -> bool {
+        self.offered().iter().any(|tool| tool.strict)
+    }
+}
+
+impl ToolList {
+    /// Adds the tool whose name the client put at `place` (like `tools[2].function`).
+    pub(crate) fn push(&mut self, place: &str, tool: Tool) -> Result<(), ApiError> {
+        let name = format!("{place}.name");
+        if !is_tool_name(&tool.name) {
+            return Err(wrong(&name, &tool.name.into(), tool_name_rule()));
+        }
+        if self.tools.len() == TOOLS_MAX {
+            return Err(wrong("tools", &json!(vec![0; TOOLS_MAX + 1]), format!("at most {TOOLS_MAX} tools")));
+        }
+        self.bytes += tool.name.len()
+            + tool.description.as_ref().map_or(0, String::len)
+            + tool.parameters.to_string().len();
+        if self.bytes > TOOLS_BYTES_MAX {
+            return Err(ApiError::BadField {
+                name: "tools".into(),
+                found: format!("{} bytes of names, descriptions and schemas up to '{place}'", self.bytes),
+                expected: format!("at most {TOOLS_BYTES_MAX} bytes"),
+            });
+        }
+        if !self.names.insert(tool.name.clone()) {
+            return Err(wrong(&name, &tool.name.into(), "a name that no tool before it has"));
+        }
+        self.tools.push(tool);
+        Ok(())
+    }
+
+    fn one_of(&self) -> String {
+        let names: Vec<_> = self.tools.iter().map(|tool| format!("\"{}\"", tool.name)).collect();
+        match names.len() {
+            0 => "absent: the request has no 'tools'".into(),
+            1..=NAMES_SHOWN_MAX => format!("one of the tools: {}", names.join(", ")),
+            count => format!("the name of one of the {count} tools"),
+        }
+    }
+}
+
+/// The rule of the OpenAI API; formats rely on it where a name stands between markers.
+pub(crate) fn is_tool_name(name: &str) -> bool {
+    (1..=TOOL_NAME_BYTES_MAX).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
+}
+
+pub(crate) fn tool_name_rule() -> String {
+    format!("1 to {TOOL_NAME_BYTES_MAX} of the letters a-z and A-Z, digits, '_' and '-'")
+}
+
+/// A schema that a client left out: in the OpenAI API that is a function without arguments.
+pub(crate) fn no_parameters() -> Value {
+    json!({"type": "object", "properties": {}})
+}
+
+/// Reads the schema of a tool's arguments from the field that the API has for it.
+pub(crate) fn read_schema(fields: &mut Fields, name: &str) -> Result<Value, ApiError> {
+    let Some(schema) = fields.object(name)? else { return Ok(no_parameters()) };
+    match schema.get("type") {
+        None => {}
+        Some(kind) if kind == "object" => {}
+        Some(other) => {
+            let place = format!("{}.type", fields.name(name));
+            return Err(wrong(&place, other, "\"object\": arguments are given by name"));
+        }
+    }
+    Ok(Value::Object(schema))
+}
+
+fn read_tool(place: &str, item: Value) -> Result<Tool, ApiError> {
+    let mut fields = Fields::nested(place, item)?;
+    let kind = fields
+        .string("type")?
+        .ok_or_else(|| ApiError::Missing { name: fields.name("type"), expected: "it is \"function\"" })?;
+    if kind != "function" {
+        return Err(wrong(&fields.name("type"), &kind.into(), "\"function\", the only type built here"));
+    }
+    let place = fields.name("function");
+    let function = fields.take("function").ok_or_else(|| ApiError::Missing {
+        name: place.clone(),
+        expected: "send an object with a name, a description and parameters",
+    })?;
+    fields.finish()?;
+    let mut fields = Fields::nested(&place, function)?;
+    let name = fields.string("name")?.ok_or_else(|| ApiError::Missing {
+        name: fields.name("name"),
+        expected: "it is how the model calls the function",
+    })?;
+    let tool = Tool {
+        name,
+        description: fields.string("description")?,
+        parameters: read_schema(&mut fields, "parameters")?,
+        strict: fields.boolean("strict")?.unwrap_or(false),
+    };
+    fields.finish()?;
+    Ok(tool)
+}
+
+/// The choice and how the client spelled its place.
+fn read_choice(fields: &mut Fields) -> Result<(ToolChoice, &'static str), ApiError> {
+    let place = "tool_choice";
+    match fields.take(place) {
+        None => Ok((ToolChoice::Auto, place)),
+        Some(Value::String(word)) => match word.as_str() {
+            "none" => Ok((ToolChoice::None, place)),
+            "auto" => Ok((ToolChoice::Auto, place)),
+            // Mistral's word for the same.
+            "required" | "any" => Ok((ToolChoice::Required, place)),
+            _ => Err(wrong(place, &word.into(), CHOICES)),
+        },
+        Some(object @ Value::Object(_)) => Ok((read_named(object)?, "tool_choice.function.name")),
+        Some(other) => Err(wrong(place, &other, CHOICES)),
+    }
+}
+
+fn read_named(object: Value) -> Result<ToolChoice, ApiError> {
+    let mut fields = Fields::nested("tool_choice", object)?;
+    match fields.string("type")?.as_deref() {
+        Some("function") => {}
+        Some(other) => return Err(wrong("tool_choice.type", &other.into(), "\"function\"")),
+        None => {
+            let name = "tool_choice.type".into();
+            return Err(ApiError::Missing { name, expected: "it is \"function\"" });
+        }
+    }
+    let function = fields.take("function").unwrap_or_else(|| json!({}));
+    fields.finish()?;
+    let mut fields = Fields::nested("tool_choice.function", function)?;
+    let name = fields
+        .string("name")?
+        .ok_or_else(|| ApiError::Missing { name: fields.name("name"), expected: "name one of the tools" })?;
+    fields.finish()?;
+    Ok(ToolChoice::Named(name))
+}
+
+/// What OpenAI had before tools, but for the values that ask for nothing.
+pub(crate) fn refuse_older_fields(fields: &mut Fields) -> Result<(), ApiError> {
+    fields.refuse_unless("functions", "send 'tools' instead", |value| *value == json!([]))?;
+    fields.refuse_unless("function_call", "send 'tool_choice' instead", |value| value == "none")
+}
+
+const CHOICES: &str =
+    "\"none\", \"auto\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": ..}}";
+
+/// Names that an error lists; with more it would be a page.
+const NAMES_SHOWN_MAX: usize = 16;

@@ -1,0 +1,150 @@
+//! Text to tokens and back, without a model: `POST /tokenize` and `/detokenize` in vLLM's shapes, and the
+//! `/render` beside each generating endpoint, which gives the tokens that the same body would be computed
+//! from.
+
+use crate::error::ApiError;
+use crate::fields::{Fields, wrong};
+use crate::generation::Work;
+use crate::params::token_id;
+use crate::prompt::encode;
+use crate::server::Server;
+use crate::{body, chat, completions, status};
+use atom_base::TokenId;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::Request;
+use axum::response::Response;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// `POST /tokenize`: of a text (`prompt`) or of a conversation (`messages`).
+pub(crate) async fn tokenize(
+    State(server): State<Arc<Server>>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let bytes = body::read(request).await?;
+    let answer = server.on_text_thread(move |server| {
+        let fields = Fields::parse(&bytes)?;
+        let asked = Asked::read(fields, server)?;
+        let strings = |token: &TokenId| server.text.tokenizer.written(*token);
+        Ok(json!({
+            "count": asked.tokens.len(),
+            "max_model_len": server.context(),
+            "tokens": *asked.tokens,
+            "token_strs": asked.with_strings.then(|| asked.tokens.iter().map(strings).collect::<Vec<_>>()),
+        }))
+    });
+    Ok(status::json(answer.await?))
+}
+
+/// `POST /detokenize`.
+pub(crate) async fn detokenize(
+    State(server): State<Arc<Server>>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let bytes = body::read(request).await?;
+    let answer = server.on_text_thread(move |server| {
+        let mut fields = Fields::parse(&bytes)?;
+        server.resolve_model(fields.string("model")?)?;
+        let items = fields
+            .list("tokens")?
+            .ok_or(ApiError::Missing { name: "tokens".into(), expected: "send a list of token ids" })?;
+        fields.finish()?;
+        let vocab = server.engine.limits().vocab_size;
+        let tokens = items.iter().enumerate().map(|(at, id)| token_id(&format!("tokens[{at}]"), id, vocab));
+        let tokens = tokens.collect::<Result<Vec<TokenId>, ApiError>>()?;
+        Ok(json!({"prompt": server.text.tokenizer.decode(&tokens, false)}))
+    });
+    Ok(status::json(answer.await?))
+}
+
+/// `POST /v1/chat/completions/render`: one object, since a conversation is one prompt.
+pub(crate) async fn render_chat(
+    State(server): State<Arc<Server>>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let bytes = body::read(request).await?;
+    let answer = server.on_text_thread(move |server| {
+        let (work, _) = chat::read(server, &bytes)?;
+        let mut rendered = rendered(server, &work, "chatcmpl");
+        Ok(rendered.pop().expect("there is at least one prompt"))
+    });
+    Ok(status::json(answer.await?))
+}
+
+/// `POST /v1/completions/render`: a list, with an object for every prompt.
+pub(crate) async fn render_completions(
+    State(server): State<Arc<Server>>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let bytes = body::read(request).await?;
+    let answer = server.on_text_thread(move |server| {
+        let (work, _) = completions::read(server, &bytes)?;
+        Ok(Value::Array(rendered(server, &work, "cmpl")))
+    });
+    Ok(status::json(answer.await?))
+}
+
+fn rendered(server: &Server, work: &Work, prefix: &str) -> Vec<Value> {
+    let prompts = work.prompts.iter().map(|prompt| {
+        json!({
+            "request_id": server.answer_id(prefix),
+            "model": work.params.model,
+            "token_ids": *prompt.tokens,
+            "max_tokens": prompt.max_tokens,
+        })
+    });
+    prompts.collect()
+}
+
+/// The tokens that a body of `/tokenize` asks for.
+struct Asked {
+    tokens: Arc<[TokenId]>,
+    with_strings: bool,
+}
+
+impl Asked {
+    fn read(mut fields: Fields, server: &Server) -> Result<Self, ApiError> {
+        let with_strings = fields.boolean("return_token_strs")?.unwrap_or(false);
+        let tokens = match (fields.take("prompt"), fields.take("messages")) {
+            (Some(Value::String(text)), None) => {
+                server.resolve_model(fields.string("model")?)?;
+                let add_special = fields.boolean("add_special_tokens")?.unwrap_or(true);
+                fields.finish()?;
+                encode(server, &text, add_special)?
+            }
+            (None, Some(messages)) => Self::of_messages(fields, messages, server)?,
+            (None, None) => {
+                return Err(ApiError::Missing {
+                    name: "prompt".into(),
+                    expected: "send a text, or a conversation as 'messages'",
+                });
+            }
+            (Some(_), Some(messages)) => return Err(wrong("messages", &messages, "absent beside 'prompt'")),
+            (Some(other), None) => return Err(wrong("prompt", &other, "a string")),
+        };
+        Ok(Self { tokens, with_strings })
+    }
+
+    /// Read as a chat request of these fields, so that the tokens are those of one.
+    fn of_messages(mut fields: Fields, messages: Value, server: &Server) -> Result<Arc<[TokenId]>, ApiError> {
+        let reason = "the chat template writes the special tokens";
+        fields.refuse_unless("add_special_tokens", reason, |value| *value == json!(false))?;
+        let mut chat = Map::new();
+        chat.insert("messages".into(), messages);
+        for name in CHAT_FIELDS {
+            if let Some(value) = fields.take(name) {
+                chat.insert(name.into(), value);
+            }
+        }
+        fields.finish()?;
+        // A prompt that fills the context has tokens too; without this field there must be room behind it.
+        chat.insert("max_tokens".into(), 1.into());
+        let (mut work, _) = chat::read(server, Value::Object(chat).to_string().as_bytes())?;
+        Ok(work.prompts.pop().expect("a conversation is one prompt").tokens)
+    }
+}
+
+/// What changes the prompt of a conversation.
+const CHAT_FIELDS: [&str; 5] =
+    ["model", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"];

@@ -1,0 +1,320 @@
+//! Tools, past calls and thinking that must be refused: with which status, naming what.
+
+use crate::client::Response;
+use crate::fake::{Site, says, text_model_with, tool_model};
+use atom_base::limits::{TOOLS_BYTES_MAX, TOOLS_MAX};
+use atom_text::{Dialect, ToolFormat};
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn with(fields: &Value) -> Value {
+    let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+fn tool(name: &str) -> Value {
+    json!({"type": "function", "function": {"name": name}})
+}
+
+fn refused(response: &Response, param: &str, words: &[&str], case: &Value) {
+    let case = format!("{case:.300}");
+    assert_eq!(response.status, 400, "{case}: {:.300}", response.text());
+    let error = response.error();
+    let message = error["message"].as_str().unwrap();
+    assert_eq!(error["param"], param, "{case}: {error}");
+    for word in words {
+        assert!(message.contains(word), "{case}: no {word:?} in {message:?}");
+    }
+}
+
+async fn check(site: &Site, cases: &[(Value, &str, &[&str])]) {
+    let mut client = site.client().await;
+    for (fields, param, words) in cases {
+        refused(&client.post(CHAT, &with(fields)).await, param, words, fields);
+    }
+    assert_eq!(site.fake.taken_now(), 0, "nothing of this reached the engine");
+    assert_eq!(client.post(CHAT, &with(&json!({}))).await.status, 200, "and the server goes on");
+}
+
+#[tokio::test]
+async fn tools_that_are_none_are_refused_by_place() {
+    let site = Site::start_model(says("ok"), tool_model(), |_| {}).await;
+    let many: Vec<Value> = (0..=TOOLS_MAX).map(|at| tool(&format!("t{at}"))).collect();
+    let function = |function: Value| json!({"tools": [{"type": "function", "function": function}]});
+    let large = function(json!({"name": "f", "description": "x".repeat(TOOLS_BYTES_MAX)}));
+    check(
+        &site,
+        &[
+            (json!({"tools": 5}), "tools", &["is 5", "a list"]),
+            (json!({"tools": {}}), "tools", &["a list"]),
+            (json!({"tools": ["f"]}), "tools[0]", &["\"f\"", "an object"]),
+            (json!({"tools": [{}]}), "tools[0].type", &["missing", "function"]),
+            (json!({"tools": [{"type": "function"}]}), "tools[0].function", &["missing"]),
+            (
+                json!({"tools": [{"type": "web_search"}]}),
+                "tools[0].type",
+                &["\"web_search\"", "\"function\""],
+            ),
+            (json!({"tools": [{"type": "custom", "custom": {}}]}), "tools[0].type", &["\"custom\""]),
+            (json!({"tools": [{"type": "function", "function": 5}]}), "tools[0].function", &["an object"]),
+            (
+                json!({"tools": [{"type": "function", "function": {"name": "f"}, "x": 1}]}),
+                "tools[0].x",
+                &["unknown"],
+            ),
+            (function(json!({})), "tools[0].function.name", &["missing"]),
+            (function(json!({"name": ""})), "tools[0].function.name", &["1 to 64"]),
+            (function(json!({"name": "x".repeat(65)})), "tools[0].function.name", &["65 bytes", "1 to 64"]),
+            (function(json!({"name": "a b"})), "tools[0].function.name", &["\"a b\"", "'_'"]),
+            (function(json!({"name": "é"})), "tools[0].function.name", &["a-z"]),
+            (function(json!({"name": "a\u{0}"})), "tools[0].function.name", &["a-z"]),
+            (function(json!({"name": 5})), "tools[0].function.name", &["a string"]),
+            (
+                function(json!({"name": "f", "description": 5})),
+                "tools[0].function.description",
+                &["a string"],
+            ),
+            (
+                function(json!({"name": "f", "parameters": []})),
+                "tools[0].function.parameters",
+                &["an object"],
+            ),
+            (
+                function(json!({"name": "f", "parameters": "{}"})),
+                "tools[0].function.parameters",
+                &["an object"],
+            ),
+            (
+                function(json!({"name": "f", "parameters": {"type": "array"}})),
+                "tools[0].function.parameters.type",
+                &["\"array\"", "\"object\""],
+            ),
+            (function(json!({"name": "f", "strict": "yes"})), "tools[0].function.strict", &["true or false"]),
+            (function(json!({"name": "f", "mood": 1})), "tools[0].function.mood", &["unknown"]),
+            (
+                json!({"tools": [tool("f"), tool("g"), tool("f")]}),
+                "tools[2].function.name",
+                &["\"f\"", "no tool before"],
+            ),
+            (json!({ "tools": many }), "tools", &["513", "512"]),
+            (large, "tools", &["2097152", "tools[0]"]),
+            (
+                json!({"tools": [tool("f")], "tool_choice": "maybe"}),
+                "tool_choice",
+                &["\"maybe\"", "\"auto\""],
+            ),
+            (json!({"tools": [tool("f")], "tool_choice": 1}), "tool_choice", &["is 1"]),
+            (json!({"tools": [tool("f")], "tool_choice": {}}), "tool_choice.type", &["missing"]),
+            (
+                json!({"tools": [tool("f")], "tool_choice": {"type": "allowed_tools"}}),
+                "tool_choice.type",
+                &["\"allowed_tools\""],
+            ),
+            (
+                json!({"tools": [tool("f")], "tool_choice": {"type": "function"}}),
+                "tool_choice.function.name",
+                &["missing"],
+            ),
+            (
+                json!({"tools": [tool("f")], "tool_choice": tool("g")}),
+                "tool_choice.function.name",
+                &["\"g\"", "one of the tools: \"f\""],
+            ),
+            (json!({"tool_choice": tool("g")}), "tool_choice.function.name", &["no 'tools'"]),
+            (json!({"tool_choice": "required"}), "tool_choice", &["without 'tools'"]),
+            (json!({"tools": [], "tool_choice": "any"}), "tool_choice", &["without 'tools'"]),
+            (
+                json!({"tools": [tool("f")], "parallel_tool_calls": 1}),
+                "parallel_tool_calls",
+                &["true or false"],
+            ),
+            (json!({"functions": [{"name": "f"}]}), "functions", &["send 'tools' instead"]),
+            (json!({"function_call": "auto"}), "function_call", &["send 'tool_choice' instead"]),
+        ],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn calls_that_must_come_are_refused_while_nothing_could_force_them() {
+    let site = Site::start_model(says("ok"), tool_model(), |_| {}).await;
+    let strict = json!({"type": "function", "function": {"name": "f", "strict": true}});
+    check(
+        &site,
+        &[
+            (
+                json!({"tools": [tool("f")], "tool_choice": "required"}),
+                "tool_choice",
+                &["constrained decoding"],
+            ),
+            (
+                json!({"tools": [tool("f")], "tool_choice": tool("f")}),
+                "tool_choice",
+                &["constrained decoding"],
+            ),
+            (json!({"tools": [strict]}), "tools", &["constrained decoding", "'strict'"]),
+        ],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn histories_that_do_not_belong_together_are_refused_by_place() {
+    let site = Site::start_model(says("ok"), tool_model(), |_| {}).await;
+    let user = || json!({"role": "user", "content": "x"});
+    let call = |id: &str| json!({"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let calls = |calls: Vec<Value>| json!({"role": "assistant", "tool_calls": calls});
+    let answer = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": "42"});
+    let messages = |messages: Vec<Value>| json!({ "messages": messages });
+    let one = |message: Value| json!({"messages": [message]});
+    let arguments = |arguments: Value| {
+        one(calls(vec![json!({"id": "a", "function": {"name": "f", "arguments": arguments}})]))
+    };
+    let place = "messages[0].tool_calls[0]";
+    let inner = |name: &str| format!("{place}.{name}");
+    check(
+        &site,
+        &[
+            (
+                messages(vec![user(), calls(vec![call("call_1"), call("call_2")]), answer("call_1"), user()]),
+                "messages[3]",
+                &["missing: call_2", "\"tool\""],
+            ),
+            (
+                messages(vec![user(), calls(vec![call("a")]), answer("b")]),
+                "messages[2].tool_call_id",
+                &["\"b\"", "waits for its answer: a"],
+            ),
+            (
+                messages(vec![user(), calls(vec![call("a")]), answer("a"), answer("a")]),
+                "messages[3].tool_call_id",
+                &["none waits"],
+            ),
+            (
+                messages(vec![calls(vec![call("a"), call("a")])]),
+                "messages[0].tool_calls[1].id",
+                &["no other call"],
+            ),
+            (one(json!({"role": "tool", "content": "x"})), "messages[0].tool_call_id", &["missing"]),
+            (one(json!({"role": "tool", "tool_call_id": "a"})), "messages[0].content", &["missing"]),
+            (
+                one(json!({"role": "tool", "tool_call_id": 5, "content": ""})),
+                "messages[0].tool_call_id",
+                &["a string"],
+            ),
+            (one(json!({"role": "function", "content": "x"})), "messages[0].role", &["role 'tool'"]),
+            (one(json!({"role": "assistant"})), "messages[0].content", &["'tool_calls'"]),
+            (one(json!({"role": "assistant", "tool_calls": []})), "messages[0].content", &["missing"]),
+            (one(json!({"role": "assistant", "tool_calls": {}})), "messages[0].tool_calls", &["a list"]),
+            (
+                one(json!({"role": "user", "content": "x", "tool_calls": [call("a")]})),
+                "messages[0].tool_calls",
+                &["only the assistant"],
+            ),
+            (
+                one(json!({"role": "assistant", "content": "x", "refusal": "no"})),
+                "messages[0].refusal",
+                &["'content'"],
+            ),
+            (
+                one(json!({"role": "assistant", "content": "x", "function_call": {}})),
+                "messages[0].function_call",
+                &["'tool_calls'"],
+            ),
+            (
+                one(json!({"role": "assistant", "content": "x", "reasoning": "a", "reasoning_content": "b"})),
+                "messages[0].reasoning",
+                &["one of the two"],
+            ),
+            (one(calls(vec![json!("f")])), place, &["an object"]),
+            (one(calls(vec![json!({"function": {"name": "f"}})])), &inner("id"), &["missing"]),
+            (one(calls(vec![json!({"id": "a"})])), &inner("function"), &["missing"]),
+            (one(calls(vec![json!({"id": "a", "type": "custom"})])), &inner("type"), &["\"custom\""]),
+            (one(calls(vec![json!({"id": "a", "function": {}})])), &inner("function.name"), &["missing"]),
+            (
+                one(calls(vec![json!({"id": "a", "function": {"name": "a b"}})])),
+                &inner("function.name"),
+                &["\"a b\""],
+            ),
+            (arguments(json!({})), &inner("function.arguments"), &["a string"]),
+            (
+                arguments(json!("[1]")),
+                &inner("function.arguments"),
+                &["the JSON text of a list", "an object"],
+            ),
+            (arguments(json!("{\"a\": ")), &inner("function.arguments"), &["no JSON", "EOF"]),
+            (arguments(json!("[".repeat(1000))), &inner("function.arguments"), &["no JSON", "recursion"]),
+        ],
+    )
+    .await;
+    // Calls at the end wait for nothing, and answers whose calls were cut off are taken.
+    let mut client = site.client().await;
+    for fine in [messages(vec![user(), calls(vec![call("a")])]), messages(vec![answer("cut"), user()])] {
+        let response = client.post(CHAT, &fine).await;
+        assert_eq!(response.status, 200, "{fine}: {}", response.text());
+    }
+}
+
+#[tokio::test]
+async fn thinking_is_refused_where_the_template_knows_no_variable_for_it() {
+    let plain = Site::start(says("ok")).await;
+    let none = "no variable";
+    check(
+        &plain,
+        &[
+            (json!({"reasoning_effort": "low"}), "reasoning_effort", &[none]),
+            (json!({"reasoning_effort": "none"}), "reasoning_effort", &[none]),
+            (json!({"thinking": {"type": "disabled"}}), "thinking", &["no switch"]),
+            (
+                json!({"chat_template_kwargs": {"enable_thinking": false}}),
+                "chat_template_kwargs.enable_thinking",
+                &["no such variable"],
+            ),
+        ],
+    )
+    .await;
+    let site = Site::start_model(says("ok"), tool_model(), |_| {}).await;
+    check(
+        &site,
+        &[
+            (json!({"reasoning_effort": "some"}), "reasoning_effort", &["\"some\"", "xhigh"]),
+            (json!({"reasoning_effort": 5}), "reasoning_effort", &["a string"]),
+            (json!({"reasoning_effort": "high"}), "reasoning_effort", &["only whether"]),
+            (json!({"thinking": true}), "thinking", &["an object"]),
+            (json!({"thinking": {}}), "thinking.type", &["missing"]),
+            (json!({"thinking": {"type": "adaptive"}}), "thinking.type", &["\"adaptive\""]),
+            (
+                json!({"thinking": {"type": "enabled", "budget_tokens": 9}}),
+                "thinking.budget_tokens",
+                &["can't be cut"],
+            ),
+            (
+                json!({"thinking": {"type": "enabled"}, "reasoning_effort": "none"}),
+                "reasoning_effort",
+                &["true, which another field"],
+            ),
+            (json!({"include_reasoning": "no"}), "include_reasoning", &["true or false"]),
+            (json!({"separate_reasoning": false}), "separate_reasoning", &["not supported"]),
+        ],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_model_without_a_way_to_call_says_what_to_do() {
+    let tools = json!({"tools": [tool("f")]});
+    let site = Site::start(says("ok")).await;
+    check(&site, &[(tools.clone(), "tools", &["--chat-template"])]).await;
+    let shows = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{{ messages[0].content }}";
+    let silent = text_model_with(shows, Dialect::default(), &[]);
+    let site = Site::start_model(says("ok"), silent, |_| {}).await;
+    check(&site, &[(tools.clone(), "tools", &["--tool-call-parser"])]).await;
+    let mut hidden = with(&tools);
+    hidden["tool_choice"] = "none".into();
+    assert_eq!(site.post(CHAT, &hidden).await.status, 200);
+    let named = Dialect { reasoning: None, tools: Some(ToolFormat::Hermes) };
+    let site = Site::start_model(says("ok"), text_model_with(shows, named, &[]), |_| {}).await;
+    assert_eq!(site.post(CHAT, &with(&tools)).await.status, 200);
+}
