@@ -1,7 +1,6 @@
 //! The command line. Flags follow vLLM and ATOM where those have one; `-` and `_` are the same.
 
 use atom_group::{Policy, PolicyError};
-use clap::builder::BoolishValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -50,7 +49,7 @@ pub(crate) enum Command {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SourceArgs {
     /// Never touch the network: only what is in the cache.
-    #[arg(long, env = "ATOM_OFFLINE", value_parser = BoolishValueParser::new())]
+    #[arg(long, env = "ATOM_OFFLINE", value_parser = clap::builder::BoolishValueParser::new())]
     pub(crate) offline: bool,
 }
 
