@@ -3,7 +3,6 @@
 use crate::access::AccessArgs;
 use atom_group::{Policy, PolicyError};
 use atom_text::{ReasoningFormat, ToolFormat};
-use clap::builder::BoolishValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -52,7 +51,7 @@ pub(crate) enum Command {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SourceArgs {
     /// Never touch the network: only what is in the cache.
-    #[arg(long, env = "ATOM_OFFLINE", value_parser = BoolishValueParser::new())]
+    #[arg(long, env = "ATOM_OFFLINE", value_parser = clap::builder::BoolishValueParser::new())]
     pub(crate) offline: bool,
 }
 
