@@ -159,6 +159,10 @@ pub(crate) enum ApiError {
     Internal(String),
 }
 
+/// An error's message, kept beside its response for APIs that put it in another shape.
+#[derive(Clone, Debug)]
+pub(crate) struct Words(pub(crate) String);
+
 /// What kind of error a client sees: status, `type`, `code`, `param`.
 struct Class {
     status: StatusCode,
@@ -258,6 +262,7 @@ impl IntoResponse for ApiError {
         }
         let mut response = Response::new(Body::from(self.body().to_string()));
         *response.status_mut() = class.status;
+        response.extensions_mut().insert(Words(self.to_string()));
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if class.status == StatusCode::UNAUTHORIZED {

@@ -53,6 +53,11 @@ impl Fields {
         }
     }
 
+    /// A string that must be there; `expected` says what to send.
+    pub(crate) fn required_string(&mut self, name: &str, expected: &'static str) -> Result<String, ApiError> {
+        self.string(name)?.ok_or_else(|| ApiError::Missing { name: self.name(name), expected })
+    }
+
     /// A finite number. One beyond an f32 becomes infinite, which no range of ours contains.
     pub(crate) fn number(&mut self, name: &str) -> Result<Option<f32>, ApiError> {
         self.typed(name, "a number", |value| value.as_f64().map(|n| n as f32))

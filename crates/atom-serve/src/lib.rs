@@ -1,4 +1,4 @@
-//! The HTTP server: the OpenAI API in front of an engine.
+//! The HTTP server: the APIs of OpenAI and Anthropic in front of an engine.
 //!
 //! * [`Engine`] is what it asks of the engine: take a [`Request`](atom_engine::Request), give an
 //!   [`EventStream`]; say how it is ([`Health`]); write its metrics. The binary implements it over the rank
@@ -11,7 +11,7 @@
 //! them come, in this order, the id, the count and the request log (`routes::observe`), CORS, and the keys.
 //!
 //! The way of a request: the body is read within bounds (`body`), taken apart field by field on a text
-//! thread (`fields`, `params`, `chat`, `completions`), turned into tokens (`prompt`), submitted
+//! thread (`fields`, `params`, `chat`, `completions`, `responses`, `messages`), turned into tokens (`prompt`), submitted
 //! as one engine request per choice (`generation`); each choice turns events into pieces of text
 //! (`choice`); a `Shape` makes JSON of them, whole or as a stream (`stream`).
 //!
@@ -20,7 +20,8 @@
 //! What holds:
 //! * A field acts or is refused by name. What this server doesn't know is an error, never ignored.
 //! * A stream and a whole answer are made of the same pieces, so they can't say different things.
-//! * Every error is `{"error": {message, type, param, code}}` with the numbers in the message.
+//! * Every error is `{"error": {message, type, param, code}}` with the numbers in the message, and on the paths
+//!   of `messages` what Anthropic's clients expect instead.
 //! * A client that goes away drops its streams, and with them the engine's work, at once.
 //! * Nothing here blocks the reactor: text work runs on a bounded number of threads of its own.
 //!
@@ -43,18 +44,22 @@ mod fields;
 mod generation;
 mod inside;
 mod json;
+mod messages;
 mod params;
 mod phase;
 mod prompt;
 mod record;
 mod report;
 mod request_log;
+mod responses;
 mod routes;
 mod serve;
 mod server;
 mod shape;
 mod status;
 mod stream;
+#[cfg(test)]
+mod testing;
 mod text;
 mod tls;
 mod tokens;

@@ -38,6 +38,31 @@ pub(crate) struct StreamOptions {
 }
 
 impl Params {
+    /// One choice by the server's defaults, for APIs that read their fields themselves.
+    pub(crate) fn new(server: &Server, model: String, stops: StopStrings) -> Self {
+        let defaults = &server.options.defaults;
+        let sampling = SamplingParams {
+            temperature: defaults.temperature,
+            top_p: defaults.top_p,
+            top_k: defaults.top_k,
+            min_p: defaults.min_p,
+            repetition_penalty: defaults.repetition_penalty,
+            seed: server.options.seeds.draw(),
+            ..SamplingParams::default()
+        };
+        Self {
+            model,
+            sampling,
+            n: 1,
+            max_tokens: None,
+            stops,
+            stop_token_ids: Box::default(),
+            ignore_eos: false,
+            lane: None,
+            stream: None,
+        }
+    }
+
     /// Takes the common fields. The model comes first: a request to the wrong server has no other fault.
     pub(crate) fn read(fields: &mut Fields, server: &Server) -> Result<Self, ApiError> {
         let model = server.resolve_model(fields.string("model")?)?;

@@ -7,7 +7,7 @@ use crate::record::{Asked, Head, Logged, Record};
 use crate::server::Server;
 use crate::shape::Shape;
 use crate::stream::SseBody;
-use crate::{admin, auth, body, chat, completions, inside, status, tokens, ui};
+use crate::{admin, auth, body, chat, completions, inside, messages, responses, status, tokens, ui};
 use atom_base::limits::URI_BYTES_MAX;
 use atom_telemetry::Endpoint;
 use axum::body::Body;
@@ -34,6 +34,9 @@ pub fn router(server: Arc<Server>) -> Router {
         .merge(ui)
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/completions", post(plain_completions))
+        .route("/v1/responses", post(responses))
+        .route("/v1/messages", post(messages))
+        .route("/v1/messages/count_tokens", post(count_tokens))
         .route("/v1/chat/completions/render", post(tokens::render_chat))
         .route("/v1/completions/render", post(tokens::render_completions))
         .route("/tokenize", post(tokens::tokenize))
@@ -66,6 +69,23 @@ async fn chat_completions(State(server): State<Arc<Server>>, request: Request<Bo
 
 async fn plain_completions(State(server): State<Arc<Server>>, request: Request<Body>) -> Response {
     generate(server, request, completions::read).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn responses(State(server): State<Arc<Server>>, request: Request<Body>) -> Response {
+    generate(server, request, responses::read).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn messages(State(server): State<Arc<Server>>, request: Request<Body>) -> Response {
+    generate(server, request, messages::read).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn count_tokens(State(server): State<Arc<Server>>, request: Request<Body>) -> Response {
+    let counted = async {
+        let _running = server.phases.begin().ok_or(ApiError::Draining)?;
+        let bytes = body::read(&server, request).await?;
+        server.on_text_thread(move |server| messages::count(server, &bytes)).await
+    };
+    counted.await.map_or_else(IntoResponse::into_response, status::json)
 }
 
 /// Bytes to work; runs on a text thread.
@@ -155,6 +175,9 @@ async fn observe(State(server): State<Arc<Server>>, mut request: Request<Body>, 
     let status = response.status();
     tracing::debug!(status = status.as_u16(), id = head.id, "{} {}", head.method, head.path);
     server.metrics.responded(head.endpoint, status.as_u16());
+    if matches!(head.endpoint, Endpoint::Messages | Endpoint::CountTokens) {
+        messages::reshape(&mut response, &id);
+    }
     response.headers_mut().insert(REQUEST_ID, id);
     match logged {
         Some(logged) => response.map(|body| logged.with(status, body)),
@@ -196,6 +219,9 @@ fn endpoint(path: &str) -> Endpoint {
     match path {
         "/v1/chat/completions" => Endpoint::Chat,
         "/v1/completions" => Endpoint::Completions,
+        "/v1/responses" => Endpoint::Responses,
+        "/v1/messages" => Endpoint::Messages,
+        "/v1/messages/count_tokens" => Endpoint::CountTokens,
         "/metrics" => Endpoint::Metrics,
         "/health" | "/health/live" | "/health/ready" | "/ping" => Endpoint::Health,
         _ if path == "/v1/models" || path.starts_with("/v1/models/") => Endpoint::Models,
@@ -212,6 +238,6 @@ pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 const SESSION_ID: HeaderName = HeaderName::from_static("x-session-id");
 const REQUEST_ID_BYTES_MAX: usize = 128;
 const SHOWN_CHARS_MAX: usize = 128;
-const KNOWN_PATHS: &str = "/v1/chat/completions, /v1/completions (each with /render), /v1/models, /tokenize, \
-    /detokenize, /health, /health/live, /health/ready, /metrics, /server_info, /start_profile, /stop_profile, \
-    /version and /ping";
+const KNOWN_PATHS: &str = "/v1/chat/completions, /v1/completions (each with /render), /v1/responses, /v1/messages, \
+    /v1/messages/count_tokens, /v1/models, /tokenize, /detokenize, /health, /health/live, /health/ready, /metrics, \
+    /server_info, /start_profile, /stop_profile, /version and /ping";

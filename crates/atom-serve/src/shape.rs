@@ -25,7 +25,7 @@ pub(crate) trait Shape: Send + Unpin + 'static {
 
     /// The last event of a stream that failed. No [`end`](Self::end) follows, so that nobody takes a part
     /// for the whole.
-    fn failed(&self, error: &ApiError, out: &mut String) {
+    fn failed(&mut self, error: &ApiError, out: &mut String) {
         push_event(out, &error.body());
     }
 
@@ -122,6 +122,11 @@ pub(crate) fn push(out: &mut String, text: fmt::Arguments<'_>) {
 /// JSON has no raw line breaks, so an event's data is one line.
 pub(crate) fn push_event(out: &mut String, data: &Value) {
     push(out, format_args!("data: {data}\n\n"));
+}
+
+/// An event with a name of its own, as the younger APIs have them.
+pub(crate) fn push_named_event(out: &mut String, name: &str, data: &Value) {
+    write!(out, "event: {name}\ndata: {data}\n\n").expect("writing to a String can't fail");
 }
 
 /// What is the same in every object of one answer.

@@ -36,6 +36,12 @@ pub enum Endpoint {
     Chat,
     /// `/v1/completions`
     Completions,
+    /// `/v1/responses`
+    Responses,
+    /// `/v1/messages`
+    Messages,
+    /// `/v1/messages/count_tokens`
+    CountTokens,
     /// `/v1/models` and below
     Models,
     /// `/health` and below
@@ -208,6 +214,9 @@ impl Endpoint {
         match self {
             Self::Chat => "chat_completions",
             Self::Completions => "completions",
+            Self::Responses => "responses",
+            Self::Messages => "messages",
+            Self::CountTokens => "count_tokens",
             Self::Models => "models",
             Self::Health => "health",
             Self::Metrics => "metrics",

@@ -30,7 +30,7 @@ pub(crate) fn read(server: &Server, body: &[u8]) -> Result<(Work, ChatShape), Ap
     fields.finish()?;
 
     let shape = ChatShape::new(server, &params, include_reasoning);
-    let conversation = Conversation { history, tools, variables, add_generation_prompt };
+    let conversation = Conversation { history, tools, variables, add_generation_prompt, beginning: None };
     Ok((conversation.into_work(server, params)?, shape))
 }
 

@@ -11,7 +11,7 @@ use crate::params::Params;
 use crate::prompt::encode;
 use crate::server::{Server, unix_s};
 use atom_engine::Refusal;
-use atom_text::TemplateInput;
+use atom_text::{AnswerStart, TemplateInput};
 use serde_json::json;
 
 /// Everything that the prompt is made from, checked.
@@ -22,6 +22,8 @@ pub(crate) struct Conversation {
     pub(crate) variables: Variables,
     /// The prompt ends with the beginning of the assistant's answer.
     pub(crate) add_generation_prompt: bool,
+    /// Text of the answer that the client wrote itself, for the model to go on from.
+    pub(crate) beginning: Option<String>,
 }
 
 impl Conversation {
@@ -32,13 +34,25 @@ impl Conversation {
         if tools.is_some() {
             text.check_tools()?;
         }
-        Ok(text.template.render(&TemplateInput {
+        let mut rendered = text.template.render(&TemplateInput {
             messages: &self.history.for_template(text.call_style()),
             tools: tools.as_ref(),
             add_generation_prompt: self.add_generation_prompt,
             kwargs: self.variables.as_map(),
             now_unix_s: unix_s() as i64,
-        })?)
+        })?;
+        if let Some(beginning) = &self.beginning {
+            if text.dialect.start(&rendered) == AnswerStart::Reasoning {
+                return Err(ApiError::BadField {
+                    name: "messages".into(),
+                    found: "ended by the beginning of an answer, and the model would go on from it thinking"
+                        .into(),
+                    expected: "ended by the user; or switch thinking off, where the template can".into(),
+                });
+            }
+            rendered.push_str(beginning);
+        }
+        Ok(rendered)
     }
 
     /// The request for the engine. Runs on a text thread.

@@ -229,6 +229,12 @@ impl CallIds {
         Self { stem: server.answer_id("call"), style: server.text.call_style() }
     }
 
+    /// Ids that are the same in every run.
+    #[cfg(test)]
+    pub(crate) fn fixed(stem: &str) -> Self {
+        Self { stem: stem.to_owned(), style: CallStyle::default() }
+    }
+
     /// The id of a call of a choice: of the form `call_..`, or as short as the template wants to have it back.
     pub(crate) fn of(&self, choice: u32, call: u32) -> String {
         self.style.id(&format!("{}{choice:02x}{call:02x}", self.stem).replace('-', "_"))

@@ -39,6 +39,11 @@ impl Variables {
         }
     }
 
+    /// Whether the template has a switch for thinking at all.
+    pub(crate) fn has_switch(template: &ChatTemplate) -> bool {
+        switch(template).is_some()
+    }
+
     /// How much to think. `none` is a switch wherever there is one; the other words go to templates that
     /// read such a word, as they are.
     pub(crate) fn effort(

@@ -164,6 +164,24 @@ impl Response {
             .collect()
     }
 
+    /// The events of a stream of named events: name and data, which repeats it.
+    pub(crate) fn named_events(&self) -> Vec<(String, Value)> {
+        assert_eq!(self.status, 200, "{}", self.text());
+        assert_eq!(self.header("content-type"), Some("text/event-stream; charset=utf-8"));
+        let text = self.text().strip_suffix("\n\n").expect("an event ends with a blank line");
+        text.split("\n\n")
+            .filter(|event| !event.starts_with(':'))
+            .map(|event| {
+                let (name, data) = event.split_once('\n').unwrap_or_else(|| panic!("event {event:?}"));
+                let name = name.strip_prefix("event: ").unwrap_or_else(|| panic!("event {event:?}"));
+                let data = data.strip_prefix("data: ").unwrap_or_else(|| panic!("event {event:?}"));
+                let data: Value = serde_json::from_str(data).unwrap();
+                assert_eq!(data["type"], name);
+                (name.to_owned(), data)
+            })
+            .collect()
+    }
+
     /// The chunks of a stream that ended well.
     pub(crate) fn chunks(&self) -> Vec<Value> {
         let mut events = self.events();

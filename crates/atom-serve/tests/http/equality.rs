@@ -25,7 +25,7 @@ impl Draws {
 
 /// The tokens that the engine plays for a choice: few letters, so that stop strings are hit often, whole
 /// and broken multi-byte characters, special tokens, and ids that the tokenizer doesn't know.
-fn tokens(seed: u64, choice: u32) -> Vec<TokenId> {
+pub(crate) fn tokens(seed: u64, choice: u32) -> Vec<TokenId> {
     let mut draws = Draws { seed: seed ^ (u64::from(choice) << 32), at: 0 };
     let mut tokens = Vec::new();
     for _ in 0..draws.below(30) {

@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod admin;
+mod agent_tables;
+mod agents;
 mod answers;
 mod api_table;
 mod bad_input;
@@ -15,9 +17,11 @@ mod fake;
 mod inside;
 mod keys;
 mod lifecycle;
+mod messages;
 mod parts;
 mod patience;
 mod request_log;
+mod responses;
 mod scoring;
 mod status;
 mod streams;

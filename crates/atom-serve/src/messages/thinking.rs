@@ -1,0 +1,89 @@
+//! What a request says of thinking.
+
+use super::blocks::Thinking;
+use super::body::STRUCTURED;
+use crate::chat::thinking::Variables;
+use crate::error::ApiError;
+use crate::fields::{Fields, wrong};
+use crate::server::Server;
+use serde_json::json;
+
+/// Takes `thinking` and `output_config`. Says whether the client sees the thoughts: it does unless it
+/// switched them off, since a template may begin an answer with thoughts without being asked.
+pub(super) fn read(
+    fields: &mut Fields,
+    server: &Server,
+    variables: &mut Variables,
+    max_tokens: Option<u32>,
+) -> Result<Thinking, ApiError> {
+    let template = &server.text.template;
+    let thinking = match fields.take("thinking") {
+        None => Thinking::Shown,
+        Some(value) => {
+            let mut inner = Fields::nested("thinking", value)?;
+            let kind = inner.required_string("type", KINDS)?;
+            let thinking = match kind.as_str() {
+                "enabled" => {
+                    read_budget(&mut inner, max_tokens)?;
+                    // A model that has no switch and thinks, thinks always.
+                    if Variables::has_switch(template) || server.text.dialect.reasoning.is_none() {
+                        variables.think(template, true, "thinking")?;
+                    }
+                    Thinking::Shown
+                }
+                "adaptive" => {
+                    // The model decides; a switch that it has must not be off.
+                    if Variables::has_switch(template) {
+                        variables.think(template, true, "thinking")?;
+                    }
+                    Thinking::Shown
+                }
+                "disabled" => {
+                    if Variables::has_switch(template) {
+                        variables.think(template, false, "thinking")?;
+                    }
+                    Thinking::Hidden(String::new())
+                }
+                _ => return Err(wrong("thinking.type", &kind.into(), KINDS)),
+            };
+            // Thoughts come as they are, which is more than a summary.
+            inner.refuse_unless("display", "thoughts are shown or not thought", |value| {
+                value == "summarized"
+            })?;
+            inner.finish()?;
+            thinking
+        }
+    };
+    if let Some(config) = fields.take("output_config") {
+        let mut inner = Fields::nested("output_config", config)?;
+        if let Some(effort) = inner.string("effort")? {
+            variables.effort(template, &effort, "output_config.effort")?;
+        }
+        inner.refuse_unless("format", STRUCTURED, |_| false)?;
+        inner.finish()?;
+    }
+    Ok(thinking)
+}
+
+/// To the API a budget is a target that may be missed. This server never aims at it: the bound that holds
+/// is `max_tokens`, and `usage` says how many tokens were thoughts.
+fn read_budget(thinking: &mut Fields, max_tokens: Option<u32>) -> Result<(), ApiError> {
+    let Some(budget) = thinking.integer("budget_tokens", BUDGET_MIN, i64::from(u32::MAX))? else {
+        return Err(ApiError::Missing {
+            name: thinking.name("budget_tokens"),
+            expected: "send a number of tokens",
+        });
+    };
+    match max_tokens {
+        Some(max) if budget >= i64::from(max) => Err(wrong(
+            "thinking.budget_tokens",
+            &json!(budget),
+            format!("less than max_tokens, which is {max}"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+const KINDS: &str = "\"enabled\", \"disabled\" or \"adaptive\"";
+/// As in the API.
+const BUDGET_MIN: i64 = 1024;

@@ -1,0 +1,66 @@
+//! Tools as this API spells them.
+
+use super::content::take_cache_control;
+use crate::chat::tools::{ToolChoice, ToolList, Tools, read_schema};
+use crate::error::ApiError;
+use crate::fields::{Fields, wrong};
+use atom_text::Tool;
+use serde_json::{Value, json};
+
+/// Takes `tools` and `tool_choice`.
+pub(super) fn read(fields: &mut Fields) -> Result<Tools, ApiError> {
+    let mut list = ToolList::default();
+    for (at, item) in fields.list("tools")?.unwrap_or_default().into_iter().enumerate() {
+        let place = format!("tools[{at}]");
+        list.push(&place, read_tool(&place, item)?)?;
+    }
+    let (choice, parallel) = read_choice(fields)?;
+    let field = if matches!(choice, ToolChoice::Named(_)) { "tool_choice.name" } else { "tool_choice" };
+    Tools::new(list, choice, parallel, field)
+}
+
+fn read_tool(place: &str, item: Value) -> Result<Tool, ApiError> {
+    let mut fields = Fields::nested(place, item)?;
+    match fields.string("type")?.as_deref() {
+        None | Some("custom") => {}
+        Some(kind) => {
+            let name = format!("{}: {kind}", fields.name("type"));
+            let reason = "no tools run on this server, and the model knows no tool by its type: describe it as a \
+                          custom tool";
+            return Err(ApiError::Unsupported { name, reason });
+        }
+    }
+    take_cache_control(&mut fields)?;
+    // Arguments stream as the model writes them, always.
+    fields.boolean("eager_input_streaming")?;
+    fields.refuse_unless("defer_loading", "the model sees all tools", |value| *value == json!(false))?;
+    fields.refuse_unless("allowed_callers", "no code runs on this server", |value| {
+        *value == json!(["direct"])
+    })?;
+    fields.refuse_unless("input_examples", "put them into the description", |value| *value == json!([]))?;
+    let tool = Tool {
+        name: fields.required_string("name", "it is how the model calls the tool")?,
+        description: fields.string("description")?,
+        parameters: read_schema(&mut fields, "input_schema")?,
+        strict: fields.boolean("strict")?.unwrap_or(false),
+    };
+    fields.finish()?;
+    Ok(tool)
+}
+
+/// The choice, and whether there may be several calls.
+fn read_choice(fields: &mut Fields) -> Result<(ToolChoice, bool), ApiError> {
+    let Some(choice) = fields.take("tool_choice") else { return Ok((ToolChoice::Auto, true)) };
+    let mut inner = Fields::nested("tool_choice", choice)?;
+    let kind = inner.required_string("type", "it is \"auto\", \"any\", \"tool\" or \"none\"")?;
+    let choice = match kind.as_str() {
+        "auto" => ToolChoice::Auto,
+        "any" => ToolChoice::Required,
+        "tool" => ToolChoice::Named(inner.required_string("name", "name one of the tools")?),
+        "none" => ToolChoice::None,
+        _ => return Err(wrong("tool_choice.type", &kind.into(), "\"auto\", \"any\", \"tool\" or \"none\"")),
+    };
+    let single = inner.boolean("disable_parallel_tool_use")?.unwrap_or(false);
+    inner.finish()?;
+    Ok((choice, !single))
+}

@@ -1,0 +1,10 @@
+//! `POST /v1/responses`: the younger OpenAI API over the same work as a chat, without its memory.
+
+mod answer;
+mod body;
+mod input;
+mod items;
+mod tools;
+
+pub(crate) use answer::ResponsesShape;
+pub(crate) use body::read;

@@ -1,0 +1,242 @@
+//! The conversation: `instructions` and input items, read into the turns that a chat has too.
+//!
+//! What one answer consists of here are several items in a row: reasoning, messages and calls. They are one
+//! turn of the assistant.
+
+use crate::chat::history::{History, PastCall, Turn, read_arguments};
+use crate::chat::tools::{is_tool_name, tool_name_rule};
+use crate::error::ApiError;
+use crate::fields::{Fields, wrong};
+use serde_json::{Value, json};
+
+/// Takes `input`; `instructions` come before it.
+pub(super) fn read(fields: &mut Fields, instructions: Option<&str>) -> Result<History, ApiError> {
+    let input = fields
+        .take("input")
+        .ok_or(ApiError::Missing { name: "input".into(), expected: "send a text or a list of items" })?;
+    let items = match input {
+        Value::String(text) => vec![json!({"role": "user", "content": text})],
+        Value::Array(items) if items.is_empty() => {
+            return Err(wrong("input", &Value::Array(items), "a text or at least one item"));
+        }
+        Value::Array(items) => items,
+        other => return Err(wrong("input", &other, "a text or a list of items")),
+    };
+    let mut reader = Reader::default();
+    reader.system.extend(instructions.map(str::to_owned));
+    for (at, item) in items.into_iter().enumerate() {
+        reader.push(&format!("input[{at}]"), item)?;
+    }
+    reader.end()
+}
+
+/// Puts items together to turns.
+#[derive(Default)]
+struct Reader {
+    history: History,
+    /// System texts before anything else. Templates take one message of them.
+    system: Vec<String>,
+    answer: Option<Answer>,
+    has_begun: bool,
+}
+
+/// A turn of the assistant in the making.
+#[derive(Default)]
+struct Answer {
+    place: String,
+    texts: Vec<String>,
+    thoughts: Vec<String>,
+    calls: Vec<PastCall>,
+}
+
+impl Reader {
+    fn push(&mut self, place: &str, item: Value) -> Result<(), ApiError> {
+        let mut fields = Fields::nested(place, item)?;
+        let kind = fields.string("type")?.unwrap_or_else(|| "message".into());
+        // Items come back as they were sent: their ids and states say nothing new.
+        fields.string("id")?;
+        fields.string("status")?;
+        match kind.as_str() {
+            "message" => self.message(place, &mut fields)?,
+            "reasoning" => {
+                let thoughts = read_reasoning(&mut fields)?;
+                self.answer(place)?.thoughts.extend(thoughts);
+            }
+            "function_call" => {
+                let call = read_call(&mut fields)?;
+                self.answer(place)?.calls.push(call);
+            }
+            "function_call_output" => {
+                let call_place = fields.name("call_id");
+                let call_id =
+                    fields.required_string("call_id", "it names the call that this is the answer to")?;
+                let content = read_content(&mut fields, "output", &["input_text"])?;
+                let turn = Turn::Answer { place: call_place, call_id, content };
+                self.turn(place, turn)?;
+            }
+            _ => return Err(refused_kind(&fields, kind)),
+        }
+        fields.finish()
+    }
+
+    fn message(&mut self, place: &str, fields: &mut Fields) -> Result<(), ApiError> {
+        let role = fields.required_string("role", "it is one of user, assistant, system and developer")?;
+        // Which part of an answer it was; templates don't tell them apart.
+        fields.string("phase")?;
+        match role.as_str() {
+            "assistant" => {
+                let text = read_content(fields, "content", &["output_text", "input_text"])?;
+                self.answer(place)?.texts.push(text);
+            }
+            "user" => {
+                let text = read_content(fields, "content", &["input_text"])?;
+                self.turn(place, Turn::User(text))?;
+            }
+            "system" | "developer" => {
+                let text = read_content(fields, "content", &["input_text"])?;
+                if self.has_begun {
+                    self.turn(place, Turn::System(text))?;
+                } else {
+                    self.system.push(text);
+                }
+            }
+            _ => {
+                let expected = "one of \"user\", \"assistant\", \"system\" and \"developer\"";
+                return Err(wrong(&fields.name("role"), &role.into(), expected));
+            }
+        }
+        Ok(())
+    }
+
+    /// The turn of the assistant that is in the making, or a new one.
+    fn answer(&mut self, place: &str) -> Result<&mut Answer, ApiError> {
+        self.begin()?;
+        Ok(self.answer.get_or_insert_with(|| Answer { place: place.to_owned(), ..Answer::default() }))
+    }
+
+    fn turn(&mut self, place: &str, turn: Turn) -> Result<(), ApiError> {
+        self.begin()?;
+        self.end_answer()?;
+        self.history.push(place, turn, None)
+    }
+
+    fn begin(&mut self) -> Result<(), ApiError> {
+        self.has_begun = true;
+        let system = std::mem::take(&mut self.system);
+        if system.is_empty() {
+            return Ok(());
+        }
+        self.history.push("instructions", Turn::System(system.join("\n\n")), None)
+    }
+
+    fn end_answer(&mut self) -> Result<(), ApiError> {
+        let Some(Answer { place, texts, thoughts, calls }) = self.answer.take() else { return Ok(()) };
+        let reasoning = (!thoughts.is_empty()).then(|| thoughts.join("\n"));
+        let turn = Turn::Assistant { content: texts.join("\n"), reasoning, calls };
+        self.history.push(&place, turn, None)
+    }
+
+    fn end(mut self) -> Result<History, ApiError> {
+        self.begin()?;
+        self.end_answer()?;
+        Ok(self.history)
+    }
+}
+
+/// A string or a list of parts of one of these types.
+fn read_content(fields: &mut Fields, name: &str, kinds: &[&str]) -> Result<String, ApiError> {
+    let place = fields.name(name);
+    let content = fields.take(name).ok_or_else(|| ApiError::Missing {
+        name: place.clone(),
+        expected: "send a text or a list of text parts",
+    })?;
+    let items = match content {
+        Value::String(text) => return Ok(text),
+        Value::Array(items) => items,
+        other => return Err(wrong(&place, &other, "a text or a list of text parts")),
+    };
+    let read = |(at, item)| read_part(&format!("{place}[{at}]"), item, kinds);
+    Ok(items.into_iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?.join("\n"))
+}
+
+fn read_part(place: &str, item: Value, kinds: &[&str]) -> Result<String, ApiError> {
+    let mut fields = Fields::nested(place, item)?;
+    let kind = fields.required_string("type", "every part has one, like \"input_text\"")?;
+    let unsupported = |reason| {
+        let name = format!("{}: {kind}", fields.name("type"));
+        Err(ApiError::Unsupported { name, reason })
+    };
+    match kind.as_str() {
+        "input_image" => return unsupported("the model reads text only, no images"),
+        "input_file" => return unsupported("the model reads text only, no files"),
+        "input_audio" => return unsupported("the model reads text only, no sound"),
+        "refusal" => return unsupported("it would not reach the model; send it as text"),
+        // Chat's word for the same.
+        "text" => {}
+        known if kinds.contains(&known) => {}
+        _ => {
+            return Err(wrong(&fields.name("type"), &kind.into(), format!("\"{}\"", kinds.join("\" or \""))));
+        }
+    }
+    for name in ["annotations", "logprobs"] {
+        fields.refuse_unless(name, "they would not reach the model", |value| *value == json!([]))?;
+    }
+    let text = fields.required_string("text", "a text part has one")?;
+    fields.finish()?;
+    Ok(text)
+}
+
+/// The reasoning itself. A summary stands for it in items of servers that keep it to themselves.
+fn read_reasoning(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    let summary = read_texts(fields, "summary", "summary_text")?;
+    let content = read_texts(fields, "content", "reasoning_text")?;
+    // Only who encrypted it can read it.
+    fields.string("encrypted_content")?;
+    Ok(if content.is_empty() { summary } else { content })
+}
+
+fn read_texts(fields: &mut Fields, name: &str, kind: &str) -> Result<Vec<String>, ApiError> {
+    let place = fields.name(name);
+    let read = |(at, item)| {
+        let mut part = Fields::nested(&format!("{place}[{at}]"), item)?;
+        let found = part.required_string("type", "every part has one")?;
+        if found != kind {
+            return Err(wrong(&part.name("type"), &found.into(), format!("\"{kind}\"")));
+        }
+        let text = part.required_string("text", "a text part has one")?;
+        part.finish()?;
+        Ok(text)
+    };
+    fields.list(name)?.unwrap_or_default().into_iter().enumerate().map(read).collect()
+}
+
+fn read_call(fields: &mut Fields) -> Result<PastCall, ApiError> {
+    let place = fields.name("call_id");
+    let id = fields.required_string("call_id", "it is how the tool's answer names the call")?;
+    let name = fields.required_string("name", "it is the function that was called")?;
+    if !is_tool_name(&name) {
+        return Err(wrong(&fields.name("name"), &name.into(), tool_name_rule()));
+    }
+    let text = fields.string("arguments")?.unwrap_or_default();
+    let arguments = read_arguments(&fields.name("arguments"), &text)?;
+    // The arguments once more, as the Python client parsed them.
+    fields.take("parsed_arguments");
+    Ok(PastCall { place, id, name, arguments })
+}
+
+fn refused_kind(fields: &Fields, kind: String) -> ApiError {
+    let reason = match kind.as_str() {
+        "item_reference" => "no item is kept; send the item itself",
+        "custom_tool_call" | "custom_tool_call_output" => {
+            "tools of type 'custom' are not built; use functions"
+        }
+        "compaction" => "only who compacted a conversation can read it",
+        _ if kind.ends_with("_call") || kind.ends_with("_call_output") => "no tools run on this server",
+        _ => {
+            let expected =
+                "one of \"message\", \"reasoning\", \"function_call\" and \"function_call_output\"";
+            return wrong(&fields.name("type"), &kind.into(), expected);
+        }
+    };
+    ApiError::Unsupported { name: format!("{}: {kind}", fields.name("type")), reason }
+}
