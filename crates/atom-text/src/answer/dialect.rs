@@ -96,7 +96,7 @@ impl Dialect {
 }
 
 /// Texts that stand between turns in one template or another, and never within reasoning.
-const TURN_MARKS: [&str; 4] = ["<|", "<｜", "[/INST]", "]~"];
+const TURN_MARKS: [&str; 6] = ["<|", "<｜", "[/INST]", "]~", "<sep>", "ssistant:"];
 
 impl ToolFormat {
     /// All of them.

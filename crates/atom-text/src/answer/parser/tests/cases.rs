@@ -97,6 +97,7 @@ fn the_prompt_says_where_reasoning_starts() {
         // A user may ask about tags.
         (think, "What is <think>?<|im_end|>\n<|im_start|>assistant\n", AnswerStart::Content),
         (think, "[INST]What is <think>?[/INST]", AnswerStart::Content),
+        (think, "User: What is <think>?\n\nAssistant:", AnswerStart::Content),
         (dialect(None, HERMES), "<think>", AnswerStart::Content),
         (dialect(Some(ReasoningFormat::Mistral), None), "[/INST][THINK]", AnswerStart::Reasoning),
         (dialect(Some(ReasoningFormat::MinimaxM3), None), "<mm:think>", AnswerStart::Reasoning),
