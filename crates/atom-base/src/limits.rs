@@ -10,6 +10,9 @@ pub const LANES_MAX: usize = 1024;
 /// Bytes of one HTTP request body. 32 MiB holds a prompt of several million tokens as JSON ids.
 pub const BODY_BYTES_MAX: usize = 32 << 20;
 
+/// Bytes of the bodies of all requests that are being read: 32 of the largest, or ten thousand of 100 kB.
+pub const BODIES_BYTES_MAX: usize = 1 << 30;
+
 /// Alternatives that `top_logprobs` may ask for, as in the OpenAI API.
 pub const TOP_LOGPROBS_MAX: usize = 20;
 
@@ -39,3 +42,18 @@ pub const TOOL_NAME_BYTES_MAX: usize = 64;
 
 /// Bytes of all names, descriptions and schemas of a request: half a million tokens, more than contexts hold.
 pub const TOOLS_BYTES_MAX: usize = 2 << 20;
+/// Bytes of one request's head: request line and headers together. Agents behind gateways send some 4 KiB; nginx
+/// takes 32 KiB in all.
+pub const HEAD_BYTES_MAX: usize = 64 << 10;
+
+/// Headers of one request. Clients behind several proxies send some 40.
+pub const HEADERS_MAX: usize = 100;
+
+/// Bytes of one request's URI. No path of ours has parameters; what browsers and proxies take is 8 KiB.
+pub const URI_BYTES_MAX: usize = 8 << 10;
+
+/// Keys that a server can know. Each costs a comparison per request.
+pub const API_KEYS_MAX: usize = 1024;
+
+/// Bytes of one API key. Those of the large providers have up to 200.
+pub const API_KEY_BYTES_MAX: usize = 512;

@@ -35,16 +35,27 @@ fn lanes(experts: ExpertLayout) -> Setup {
 #[test]
 fn dense_models_agree_with_the_reference() {
     for name in DENSE {
-        check(name, &[Setup { threads: 2, ..Setup::default() }, within_a_lane()]);
+        check(name, &[Setup::default()]);
     }
-    check("qwen3_fp8_block", &[lanes(ExpertLayout::default())]);
+}
+
+#[test]
+fn dense_models_of_two_ranks_agree_with_the_reference() {
+    check("qwen3_fp8_tensor", &[within_a_lane()]);
+    check("qwen3_fp8_channel", &[within_a_lane()]);
+    check("qwen3_fp8_block", &[within_a_lane(), lanes(ExpertLayout::default())]);
 }
 
 #[test]
 fn mixtures_agree_with_the_reference() {
     for name in MIXTURES {
-        check(name, &[Setup { threads: 2, ..Setup::default() }, lanes(expert_parallel())]);
+        check(name, &[Setup::default()]);
     }
+}
+
+#[test]
+fn mixtures_of_two_ranks_agree_with_the_reference() {
+    check("qwen3_moe_fp8_channel", &[lanes(expert_parallel())]);
     let gathered = ExpertLayout { expert_parallel: false, exchange: ExchangeChoice::Gather };
-    check("qwen3_moe_fp8_block", &[within_a_lane(), lanes(gathered)]);
+    check("qwen3_moe_fp8_block", &[within_a_lane(), lanes(gathered), lanes(expert_parallel())]);
 }

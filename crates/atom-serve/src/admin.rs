@@ -9,7 +9,7 @@ use crate::{body, status};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
-use axum::middleware::{Next, from_fn};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{Router, post};
 use serde_json::json;
@@ -17,22 +17,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The routes, below `/admin`.
-pub(crate) fn routes() -> Router<Arc<Server>> {
+pub(crate) fn routes(server: Arc<Server>) -> Router<Arc<Server>> {
     Router::new()
         .route("/admin/pause", post(pause))
         .route("/admin/resume", post(resume))
         .route("/admin/drain", post(drain))
         .route("/admin/exit", post(exit))
-        .layer(from_fn(only_empty_json))
+        .layer(from_fn_with_state(server, only_empty_json))
 }
 
 /// A page in the operator's browser can post anything but JSON to a server on the same machine. An order
 /// has no fields, so a body that says more than `{}` asks for something that would not happen.
-async fn only_empty_json(request: Request<Body>, next: Next) -> Result<Response, ApiError> {
+async fn only_empty_json(
+    State(server): State<Arc<Server>>,
+    request: Request<Body>,
+    next: Next,
+) -> Result<Response, ApiError> {
     let (head, body) = request.into_parts();
     let mut whole = Request::new(body);
     whole.headers_mut().clone_from(&head.headers);
-    let bytes = body::read(whole).await?;
+    let bytes = body::read(&server, whole).await?;
     if !bytes.is_empty() {
         Fields::parse(&bytes)?.refuse_all()?;
     }

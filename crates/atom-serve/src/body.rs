@@ -1,11 +1,15 @@
 //! The bytes of a request, with bounds on their number and on patience.
 
 use crate::error::ApiError;
+use crate::server::Server;
 use atom_base::limits::BODY_BYTES_MAX;
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, header};
 use bytes::Bytes;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use tokio::time::Instant;
 use tokio_stream::StreamExt;
 
 /// Reads a JSON body.
@@ -13,37 +17,97 @@ use tokio_stream::StreamExt;
 /// The content type must say JSON: a web page can make a browser post anything else to a server on the
 /// user's own machine, without asking it first. It is checked last: a body that was not read costs the
 /// client its connection.
-pub(crate) async fn read(request: Request<Body>) -> Result<Bytes, ApiError> {
+///
+/// What was read counts against the server's room for bodies until the last of the bytes is dropped.
+pub(crate) async fn read(server: &Server, request: Request<Body>) -> Result<Bytes, ApiError> {
     let (head, body) = request.into_parts();
     let too_large = |size, whole| Err(ApiError::BodyTooLarge { size, whole, max: BODY_BYTES_MAX });
     if let Some(size) = declared_length(&head.headers).filter(|&size| size > DRAINED_BYTES_MAX) {
         return too_large(size, true);
     }
     let mut chunks = body.into_data_stream();
-    let mut bytes = Vec::new();
+    let mut held = server.body_room.hold();
     let mut size: u64 = 0;
+    let patience = PATIENCE.min(server.options.idle_timeout);
+    let began = Instant::now();
     loop {
-        let next = tokio::time::timeout(PATIENCE, chunks.next()).await;
-        match next.map_err(|_| ApiError::BodySlow { waited: PATIENCE })? {
+        let next = tokio::time::timeout(patience, chunks.next()).await;
+        match next.map_err(|_| ApiError::BodySlow { waited: patience })? {
             None if size > BODY_BYTES_MAX as u64 => return too_large(size, true),
             None => break,
             Some(Err(error)) => return Err(ApiError::BodyLost { reason: error.to_string() }),
             Some(Ok(chunk)) => {
                 size += chunk.len() as u64;
+                let waited = began.elapsed();
+                if size < RATE_MIN * waited.saturating_sub(PATIENCE).as_secs() {
+                    return Err(ApiError::BodyTrickles { size, waited, rate: RATE_MIN });
+                }
                 if size > DRAINED_BYTES_MAX {
                     return too_large(size, false);
                 }
                 if size <= BODY_BYTES_MAX as u64 {
-                    bytes.extend_from_slice(&chunk);
+                    held.push(&chunk)?;
                 } else {
                     // Too large already; the rest is thrown away as it comes.
-                    bytes = Vec::new();
+                    held.clear();
                 }
             }
         }
     }
     check_content_type(&head.headers)?;
-    Ok(bytes.into())
+    Ok(Bytes::from_owner(held))
+}
+
+/// How many bytes of bodies may be held at once, by all connections together.
+#[derive(Debug)]
+pub(crate) struct Room {
+    taken: Arc<AtomicUsize>,
+    max: usize,
+}
+
+/// A body in memory.
+struct Held {
+    bytes: Vec<u8>,
+    taken: Arc<AtomicUsize>,
+    max: usize,
+}
+
+impl Room {
+    pub(crate) fn new(max: usize) -> Self {
+        Self { taken: Arc::default(), max }
+    }
+
+    fn hold(&self) -> Held {
+        Held { bytes: Vec::new(), taken: self.taken.clone(), max: self.max }
+    }
+}
+
+impl Held {
+    fn push(&mut self, chunk: &[u8]) -> Result<(), ApiError> {
+        let taken = self.taken.fetch_add(chunk.len(), Ordering::Relaxed) + chunk.len();
+        self.bytes.extend_from_slice(chunk);
+        if taken > self.max {
+            return Err(ApiError::BodiesFull { max: self.max });
+        }
+        Ok(())
+    }
+
+    fn clear(&mut self) {
+        self.taken.fetch_sub(self.bytes.len(), Ordering::Relaxed);
+        self.bytes = Vec::new();
+    }
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.clear();
+    }
 }
 
 /// See [`read`].
@@ -66,3 +130,33 @@ const DRAINED_BYTES_MAX: u64 = 8 * BODY_BYTES_MAX as u64;
 
 /// Longest wait for the next byte of a body.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Bytes of a body that must come in a second, once it has taken longer than [`PATIENCE`]: a modem of the last
+/// century is faster, and a client that sends a byte now and then would hold a place for days.
+const RATE_MIN: u64 = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_share_a_room_and_leave_it_when_they_are_dropped() {
+        let room = Room::new(100);
+        let (mut one, mut two) = (room.hold(), room.hold());
+        one.push(&[1; 60]).unwrap();
+        two.push(&[2; 40]).unwrap();
+        assert!(matches!(one.push(&[1]), Err(ApiError::BodiesFull { max: 100 })));
+        drop(one);
+        two.push(&[2; 60]).unwrap();
+        let bytes = Bytes::from_owner(two);
+        let copy = bytes.slice(10..20);
+        drop(bytes);
+        assert!(room.hold().push(&[3]).is_err(), "a part of it is alive");
+        assert_eq!(copy, [2; 10].as_slice());
+        drop(copy);
+        let mut three = room.hold();
+        three.push(&[3; 100]).unwrap();
+        three.clear();
+        assert_eq!(room.taken.load(Ordering::Relaxed), 0);
+    }
+}

@@ -2,6 +2,7 @@
 
 use crate::engine::EventStream;
 use crate::error::ApiError;
+use crate::record::Record;
 use atom_base::{FinishReason, ScoredToken, TokenId};
 use atom_engine::Event;
 use atom_telemetry::{Outcome, ServeMetrics};
@@ -86,9 +87,10 @@ pub(crate) struct PromptEnd {
     pub(crate) offset: usize,
 }
 
-/// When things happened, for the histograms.
+/// When things happened, for the histograms and the request log.
 pub(crate) struct Meter {
     pub(crate) metrics: Arc<ServeMetrics>,
+    pub(crate) record: Option<Arc<Record>>,
     pub(crate) arrived: Instant,
     pub(crate) last_token: Option<Instant>,
 }
@@ -154,7 +156,7 @@ impl Choice {
             match event {
                 Event::Started { cached_tokens } => {
                     self.cached_tokens = cached_tokens as usize;
-                    self.meter.metrics.admitted(self.prompt_tokens, self.cached_tokens);
+                    self.meter.admitted(self.index, self.prompt_tokens, self.cached_tokens);
                 }
                 Event::PromptScored { index, scored } => self.push_prompt_entry(index as usize, Some(scored)),
                 Event::Token(scored) => {
@@ -177,7 +179,7 @@ impl Choice {
         }
         self.meter.tokens(self.generated_tokens - before, before == 0);
         if let Some(outcome) = end {
-            self.meter.metrics.ended(outcome, self.meter.arrived.elapsed());
+            self.meter.ended(self.index, outcome);
         }
     }
 
@@ -252,7 +254,7 @@ impl Choice {
 impl Drop for Choice {
     fn drop(&mut self) {
         if self.events.is_some() {
-            self.meter.metrics.ended(Outcome::Abort, self.meter.arrived.elapsed());
+            self.meter.ended(self.index, Outcome::Abort);
         }
     }
 }
@@ -312,6 +314,20 @@ impl Finish {
 }
 
 impl Meter {
+    fn admitted(&self, choice: u32, prompt: usize, cached: usize) {
+        self.metrics.admitted(prompt, cached);
+        if let Some(record) = &self.record {
+            record.admitted(choice, prompt, cached);
+        }
+    }
+
+    fn ended(&self, choice: u32, outcome: Outcome) {
+        self.metrics.ended(outcome, self.arrived.elapsed());
+        if let Some(record) = &self.record {
+            record.ended(choice, outcome);
+        }
+    }
+
     /// `count` tokens were taken just now; `first`: none came before them.
     fn tokens(&mut self, count: usize, first: bool) {
         if count == 0 {
@@ -319,6 +335,9 @@ impl Meter {
         }
         let now = Instant::now();
         let before = self.last_token.replace(now).unwrap_or(now);
+        if let Some(record) = &self.record {
+            record.tokens(count, now - self.arrived);
+        }
         if first {
             self.metrics.first_token(now - self.arrived);
         }

@@ -1,6 +1,7 @@
 //! Everything that is answered with an error, in the shape of the OpenAI API.
 
 use crate::report::ProfileRefusal;
+use atom_base::limits::{HEAD_BYTES_MAX, HEADERS_MAX, URI_BYTES_MAX};
 use atom_base::{LaneId, SamplingError};
 use atom_engine::{EngineError, Refusal};
 use atom_text::TextError;
@@ -20,6 +21,29 @@ pub(crate) enum ApiError {
     /// The client's fault.
     #[error("{method} is not allowed on {path}")]
     MethodNotAllowed { method: String, path: String },
+    /// The client's fault. `presented`: it sent a key, but none of ours.
+    #[error(
+        "{}; send 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+        if *presented { "the API key is not valid" } else { "this server wants an API key" }
+    )]
+    InvalidKey { presented: bool },
+    /// The client's fault: no HTTP/1.x, or TLS where none is spoken.
+    #[error("this is not an HTTP/1.1 request: {reason}")]
+    NotHttp { reason: String },
+    /// The client's fault: a cookie jar, or a flood.
+    #[error(
+        "the request's head is too large; at most {HEAD_BYTES_MAX} bytes and {HEADERS_MAX} headers are taken"
+    )]
+    HeadTooLarge,
+    /// The client's fault.
+    #[error("the URI is too long; at most {URI_BYTES_MAX} bytes are taken")]
+    UriTooLong,
+    /// The client stopped sending, or sends a byte now and then.
+    #[error("the request's head did not come to its end within {} seconds", waited.as_secs())]
+    HeadSlow { waited: Duration },
+    /// The client's fault, or an attack on a proxy in front of us that takes the other of the two.
+    #[error("the request has both Content-Length and Transfer-Encoding; send one of them")]
+    TwoLengths,
     /// The client's fault: a browser form, or curl without a header.
     #[error("the content type is {found}; send JSON with 'Content-Type: application/json'")]
     ContentType { found: String },
@@ -32,12 +56,26 @@ pub(crate) enum ApiError {
     /// The client stopped sending.
     #[error("no byte of the body arrived for {} seconds", waited.as_secs())]
     BodySlow { waited: Duration },
+    /// The client sends a byte now and then.
+    #[error(
+        "{size} bytes of the body arrived in {} seconds; at least {rate} a second are expected",
+        waited.as_secs()
+    )]
+    BodyTrickles { size: u64, waited: Duration, rate: u64 },
+    /// Too many clients send at once.
+    #[error(
+        "the bodies of all requests have more than {max} bytes together, the most that are held; try again later"
+    )]
+    BodiesFull { max: usize },
     /// The client's fault.
     #[error("the body is not valid UTF-8: the byte at offset {offset} does not continue a character")]
     NotUtf8 { offset: usize },
     /// The client's fault: syntax, numbers that no float can hold, nesting beyond 128.
     #[error("the body is not valid JSON: {reason}")]
     NotJson { reason: String },
+    /// The client's fault: parsers in front of us may have taken the other one.
+    #[error("field '{name}' comes twice; send it once")]
+    DuplicateField { name: String },
     /// The client's fault: the field is absent.
     #[error("'{name}' is missing; {expected}")]
     Missing { name: String, expected: &'static str },
@@ -101,6 +139,9 @@ pub(crate) enum ApiError {
     /// The engine gave up a request that the client still wanted.
     #[error("the engine aborted this request")]
     Aborted,
+    /// The operator set a time for requests, and it is over.
+    #[error("the request was not finished within {} seconds, the most that this server gives one", after.as_secs_f64())]
+    Deadline { after: Duration },
     /// Nobody's fault: shutting down. New requests get it at once, running ones at the drain's deadline.
     #[error("the server is shutting down")]
     Draining,
@@ -148,14 +189,27 @@ impl ApiError {
             Self::MethodNotAllowed { .. } => {
                 invalid(StatusCode::METHOD_NOT_ALLOWED).code("method_not_allowed")
             }
+            Self::InvalidKey { .. } => invalid(StatusCode::UNAUTHORIZED).code("invalid_api_key"),
+            Self::NotHttp { .. } => invalid(StatusCode::BAD_REQUEST).code("invalid_http"),
+            Self::HeadTooLarge => {
+                invalid(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE).code("headers_too_large")
+            }
+            Self::UriTooLong => invalid(StatusCode::URI_TOO_LONG).code("uri_too_long"),
+            Self::HeadSlow { .. } => invalid(StatusCode::REQUEST_TIMEOUT).code("headers_timeout"),
+            Self::TwoLengths => invalid(StatusCode::BAD_REQUEST).code("invalid_http"),
             Self::ContentType { .. } => {
                 invalid(StatusCode::UNSUPPORTED_MEDIA_TYPE).code("unsupported_media_type")
             }
             Self::BodyTooLarge { .. } => invalid(StatusCode::PAYLOAD_TOO_LARGE).code("body_too_large"),
-            Self::BodySlow { .. } => invalid(StatusCode::REQUEST_TIMEOUT).code("body_timeout"),
+            Self::BodySlow { .. } | Self::BodyTrickles { .. } => {
+                invalid(StatusCode::REQUEST_TIMEOUT).code("body_timeout")
+            }
             Self::BodyLost { .. } => invalid(StatusCode::BAD_REQUEST),
             Self::NotUtf8 { .. } | Self::NotJson { .. } => {
                 invalid(StatusCode::BAD_REQUEST).code("invalid_json")
+            }
+            Self::DuplicateField { name } => {
+                invalid(StatusCode::BAD_REQUEST).code("duplicate_field").param(name.clone())
             }
             Self::Missing { name, .. } => {
                 invalid(StatusCode::BAD_REQUEST).code("missing_field").param(name.clone())
@@ -188,6 +242,8 @@ impl ApiError {
             Self::LaneFull { .. } => queue_full(),
             Self::TooManyViewers { .. } => Class { code: Some("too_many_viewers"), ..queue_full() },
             Self::Refused(refusal) => refusal_class(refusal),
+            Self::BodiesFull { .. } => ours(StatusCode::SERVICE_UNAVAILABLE).code("overloaded"),
+            Self::Deadline { .. } => ours(StatusCode::GATEWAY_TIMEOUT).code("request_timeout"),
             Self::Draining => ours(StatusCode::SERVICE_UNAVAILABLE).code("shutting_down"),
             Self::NotAtRest { .. } => ours(StatusCode::GATEWAY_TIMEOUT).code("not_at_rest"),
             Self::PauseOvertaken => invalid(StatusCode::CONFLICT).code("pause_overtaken"),
@@ -209,6 +265,9 @@ impl IntoResponse for ApiError {
         response.extensions_mut().insert(Words(self.to_string()));
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if class.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         if matches!(class.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_S));
         }

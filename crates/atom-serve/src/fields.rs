@@ -2,6 +2,7 @@
 //! was meant for somebody else.
 
 use crate::error::ApiError;
+use crate::json;
 use serde_json::{Map, Value};
 
 /// The fields of one object that nobody has taken yet. JSON null is the same as absent.
@@ -16,9 +17,7 @@ impl Fields {
     pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let text =
             std::str::from_utf8(body).map_err(|error| ApiError::NotUtf8 { offset: error.valid_up_to() })?;
-        let value: Value =
-            serde_json::from_str(text).map_err(|error| ApiError::NotJson { reason: error.to_string() })?;
-        match value {
+        match json::parse(text)? {
             Value::Object(map) => Ok(Self { prefix: String::new(), map }),
             other => Err(ApiError::NotJson { reason: format!("it is {}, not an object", describe(&other)) }),
         }

@@ -4,6 +4,7 @@ use crate::choice::{Choice, Meter, Piece, PromptEnd, TextEnd};
 use crate::error::ApiError;
 use crate::params::Params;
 use crate::phase::Running;
+use crate::record::Record;
 use crate::server::Server;
 use crate::shape::Usage;
 use crate::text::Reading;
@@ -41,6 +42,8 @@ pub(crate) struct Admission {
     pub(crate) running: Running,
     pub(crate) in_flight: InFlight,
     pub(crate) arrived: Instant,
+    /// Where a request log is kept.
+    pub(crate) record: Option<Arc<Record>>,
 }
 
 /// A request in progress. Dropping it aborts what still runs.
@@ -58,7 +61,7 @@ pub(crate) struct Generation {
 impl Generation {
     /// Submits every choice, or none: what was submitted before a refusal is aborted again.
     pub(crate) fn submit(server: &Server, work: &Work, admission: Admission) -> Result<Self, ApiError> {
-        let Admission { running, in_flight, arrived } = admission;
+        let Admission { running, in_flight, arrived, record } = admission;
         let requests = requests(server, work)?;
         let per_prompt = work.params.n as usize;
         let mut choices = Vec::with_capacity(requests.len());
@@ -71,7 +74,8 @@ impl Generation {
                 calls_max: work.reading.calls_max,
                 offset: 0,
             };
-            let meter = Meter { metrics: server.metrics.clone(), arrived, last_token: None };
+            let (metrics, record) = (server.metrics.clone(), record.clone());
+            let meter = Meter { metrics, record, arrived, last_token: None };
             let scored = request.sampling.prompt_logprobs.is_some();
             let with_entries = request.sampling.logprobs.is_some();
             let asked = request.lane;

@@ -50,7 +50,7 @@ pub(crate) async fn start_profile(
     State(server): State<Arc<Server>>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    take_empty(request).await?;
+    take_empty(&server, request).await?;
     server.engine.start_profile()?;
     Ok(status::json(json!({"profiling": true})))
 }
@@ -60,7 +60,7 @@ pub(crate) async fn stop_profile(
     State(server): State<Arc<Server>>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    take_empty(request).await?;
+    take_empty(&server, request).await?;
     // It writes a file.
     let written = server.on_text_thread(|server| Ok(server.engine.stop_profile()?)).await?;
     Ok(status::json(json!({
@@ -134,8 +134,8 @@ pub(crate) fn write_token_cache(server: &Server, out: &mut String) {
 }
 
 /// An order has no fields. A browser's form can't send JSON, so a page of somebody else can't give it.
-async fn take_empty(request: Request<Body>) -> Result<(), ApiError> {
+async fn take_empty(server: &Server, request: Request<Body>) -> Result<(), ApiError> {
     body::check_content_type(request.headers())?;
-    let bytes = body::read(request).await?;
+    let bytes = body::read(server, request).await?;
     if bytes.is_empty() { Ok(()) } else { Fields::parse(&bytes)?.refuse_all() }
 }

@@ -6,6 +6,10 @@
 //! * [`Server`] is one model behind one address; [`router`] has its routes and [`serve`] runs them on a
 //!   listener until it is told to stop, then drains.
 //!
+//! Below the routes, a connection (`connection`) is a `Wire` that hyper speaks HTTP over, and an `Exchange`
+//! that says where it stands: they see to peers that send or take nothing, and answer what is no HTTP. Above
+//! them come, in this order, the id, the count and the request log (`routes::observe`), CORS, and the keys.
+//!
 //! The way of a request: the body is read within bounds (`body`), taken apart field by field on a text
 //! thread (`fields`, `params`, `chat`, `completions`, `responses`, `messages`), turned into tokens (`prompt`), submitted
 //! as one engine request per choice (`generation`); each choice turns events into pieces of text
@@ -26,20 +30,27 @@
 #![forbid(unsafe_code)]
 
 mod admin;
+mod auth;
 mod body;
 mod chat;
 mod choice;
 mod completions;
+mod connection;
+mod cors;
 mod engine;
 mod error;
+mod exchange;
 mod fields;
 mod generation;
 mod inside;
+mod json;
 mod messages;
 mod params;
 mod phase;
 mod prompt;
+mod record;
 mod report;
+mod request_log;
 mod responses;
 mod routes;
 mod serve;
@@ -50,12 +61,18 @@ mod stream;
 #[cfg(test)]
 mod testing;
 mod text;
+mod tls;
 mod tokens;
 mod ui;
+mod wire;
 
+pub use auth::{ApiKeys, KeyError};
+pub use cors::{CorsOrigins, OriginError};
 pub use engine::{Condition, Engine, EventSender, EventStream, Health, LaneHealth, LaneStep, RequestIds};
 pub use report::{CacheUse, Layout, Profile, ProfileRefusal};
+pub use request_log::LogSink;
 pub use routes::router;
 pub use serve::{Drained, serve};
 pub use server::{SamplingDefaults, SeedSource, Server, ServerOptions};
 pub use text::TextModel;
+pub use tls::{Tls, TlsError};

@@ -1,12 +1,14 @@
 //! Paths to work, and what every response carries.
 
+use crate::connection::{Peer, TwoLengths};
 use crate::error::ApiError;
 use crate::generation::{Admission, Generation, Work};
-use crate::phase::Phase;
+use crate::record::{Asked, Head, Logged, Record};
 use crate::server::Server;
 use crate::shape::Shape;
 use crate::stream::SseBody;
-use crate::{admin, body, chat, completions, inside, messages, responses, status, tokens, ui};
+use crate::{admin, auth, body, chat, completions, inside, messages, responses, status, tokens, ui};
+use atom_base::limits::URI_BYTES_MAX;
 use atom_telemetry::Endpoint;
 use axum::body::Body;
 use axum::extract::State;
@@ -23,10 +25,10 @@ use tokio_stream::Stream;
 
 /// All routes of a server. [`serve`](crate::serve) runs them on a listener; a test may call them directly.
 pub fn router(server: Arc<Server>) -> Router {
-    let admin = if server.options.admin { admin::routes() } else { Router::new() };
+    let admin = if server.options.admin { admin::routes(server.clone()) } else { Router::new() };
     let debug = if server.options.debug { inside::debug_routes() } else { Router::new() };
     let ui = if server.options.ui { ui::routes() } else { Router::new() };
-    Router::new()
+    let routes = Router::new()
         .merge(admin)
         .merge(debug)
         .merge(ui)
@@ -52,8 +54,13 @@ pub fn router(server: Arc<Server>) -> Router {
         .route("/ping", get(status::health))
         .fallback(no_such_path)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(from_fn_with_state(server.clone(), observe))
-        .with_state(server)
+        .layer(from_fn_with_state(server.clone(), auth::check));
+    // Outside the keys: a preflight has none.
+    let routes = match server.options.cors.layer() {
+        Some(cors) => routes.layer(cors),
+        None => routes,
+    };
+    routes.layer(from_fn_with_state(server.clone(), observe)).with_state(server)
 }
 
 async fn chat_completions(State(server): State<Arc<Server>>, request: Request<Body>) -> Response {
@@ -75,7 +82,7 @@ async fn messages(State(server): State<Arc<Server>>, request: Request<Body>) -> 
 async fn count_tokens(State(server): State<Arc<Server>>, request: Request<Body>) -> Response {
     let counted = async {
         let _running = server.phases.begin().ok_or(ApiError::Draining)?;
-        let bytes = body::read(request).await?;
+        let bytes = body::read(&server, request).await?;
         server.on_text_thread(move |server| messages::count(server, &bytes)).await
     };
     counted.await.map_or_else(IntoResponse::into_response, status::json)
@@ -93,20 +100,23 @@ async fn generate<S: Shape>(
 ) -> Result<Response, ApiError> {
     let in_flight = server.metrics.begin();
     let running = server.phases.begin().ok_or(ApiError::Draining)?;
-    let cut = server.phases.reached(Phase::Cut);
+    // One for the way to an answer, one that goes along with a stream: the same moment.
+    let (cut, deadline) = (server.end_of_patience(), server.end_of_patience());
     let session = session(request.headers());
+    let record = request.extensions().get::<Arc<Record>>().cloned();
     let answer = async {
-        let bytes = body::read(request).await?;
+        let bytes = body::read(&server, request).await?;
+        record.iter().for_each(|record| record.body(&bytes));
         let arrived = Instant::now();
         let (mut work, mut shape) = server.on_text_thread(move |server| read(server, &bytes)).await?;
         work.session = session;
-        let admission = Admission { running, in_flight, arrived };
+        let (stream, n) = (work.params.stream.is_some(), work.params.n);
+        let lane = work.params.lane.map(|lane| lane.0);
+        record.iter().for_each(|record| record.asked(Asked { stream, n, lane }));
+        let admission = Admission { running, in_flight, arrived, record };
         let generation = Generation::submit(&server, &work, admission)?;
         match work.params.stream {
-            Some(_) => {
-                let cut = server.phases.reached(Phase::Cut);
-                Ok(event_stream(SseBody::new(generation, shape, cut)))
-            }
+            Some(_) => Ok(event_stream(SseBody::new(generation, shape, deadline))),
             None => {
                 let (pieces, usage) = generation.collect().await?;
                 Ok(status::json(shape.whole(&pieces, &usage)))
@@ -116,7 +126,7 @@ async fn generate<S: Shape>(
     tokio::select! {
         biased;
         answer = answer => answer,
-        () = cut => Err(ApiError::Draining),
+        error = cut => Err(error),
     }
 }
 
@@ -141,22 +151,52 @@ async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
     ApiError::MethodNotAllowed { method: shortened(method.as_str()), path: shortened(uri.path()) }
 }
 
-/// Gives every response its id and counts it.
-async fn observe(State(server): State<Arc<Server>>, request: Request<Body>, next: Next) -> Response {
-    let endpoint = endpoint(request.uri().path());
+/// Gives every response its id, counts it, and has it written down.
+async fn observe(State(server): State<Arc<Server>>, mut request: Request<Body>, next: Next) -> Response {
     let id = client_id(request.headers()).unwrap_or_else(|| {
         HeaderValue::try_from(server.answer_id("req")).expect("an id is letters, digits and dashes")
     });
-    let line = format!("{} {}", shortened(request.method().as_str()), shortened(request.uri().path()));
-    let mut response = next.run(request).await;
-    let status = response.status().as_u16();
-    tracing::debug!(status, id = ?id, "{line}");
-    server.metrics.responded(endpoint, status);
-    if matches!(endpoint, Endpoint::Messages | Endpoint::CountTokens) {
+    let head = Head {
+        id: String::from_utf8_lossy(id.as_bytes()).into_owned(),
+        peer: request.extensions().get::<Peer>().map(|peer| peer.0),
+        endpoint: endpoint(request.uri().path()),
+        method: shortened(request.method().as_str()),
+        path: shortened(request.uri().path()),
+    };
+    let logged = server.request_log.as_ref().map(|log| {
+        let record = Record::new(head.clone(), log);
+        request.extensions_mut().insert(record.clone());
+        Logged::new(server.clone(), record)
+    });
+    let mut response = match refuse_head(&request) {
+        Ok(()) => next.run(request).await,
+        Err(error) => error.into_response(),
+    };
+    let status = response.status();
+    tracing::debug!(status = status.as_u16(), id = head.id, "{} {}", head.method, head.path);
+    server.metrics.responded(head.endpoint, status.as_u16());
+    if matches!(head.endpoint, Endpoint::Messages | Endpoint::CountTokens) {
         messages::reshape(&mut response, &id);
     }
     response.headers_mut().insert(REQUEST_ID, id);
-    response
+    match logged {
+        Some(logged) => response.map(|body| logged.with(status, body)),
+        None => response,
+    }
+}
+
+/// What hyper lets pass and this server doesn't.
+fn refuse_head(request: &Request<Body>) -> Result<(), ApiError> {
+    let uri = request.uri();
+    let bytes = uri.path_and_query().map_or(0, |path| path.as_str().len())
+        + uri.authority().map_or(0, |authority| authority.as_str().len());
+    if bytes > URI_BYTES_MAX {
+        return Err(ApiError::UriTooLong);
+    }
+    if request.extensions().get::<TwoLengths>().is_some() {
+        return Err(ApiError::TwoLengths);
+    }
+    Ok(())
 }
 
 /// The client's own id, if it is one: short, visible, one word.
@@ -194,7 +234,7 @@ fn shortened(text: &str) -> String {
     text.chars().take(SHOWN_CHARS_MAX).collect()
 }
 
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const SESSION_ID: HeaderName = HeaderName::from_static("x-session-id");
 const REQUEST_ID_BYTES_MAX: usize = 128;
 const SHOWN_CHARS_MAX: usize = 128;

@@ -1,19 +1,18 @@
 //! Connections: accepting them, serving them, and closing down without cutting anybody short.
 
+use crate::connection::{FLUSH, connection};
 use crate::phase::Phase;
 use crate::routes::router;
 use crate::server::Server;
-use axum::Router;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, unconstrained, yield_now};
 use tokio::time::{sleep, timeout};
 
 /// How a server came to its end.
@@ -41,7 +40,13 @@ pub async fn serve(
         loop {
             tokio::select! {
                 biased;
-                cut = &mut drained => break close(&server, connections, cut).await,
+                cut = &mut drained => {
+                    let pending = waiting(&listener).await;
+                    for (stream, peer) in pending {
+                        connections.spawn(connection(stream, peer, routes.clone(), server.clone()));
+                    }
+                    break close(&server, connections, cut).await;
+                }
                 Some(ended) = connections.join_next(), if !connections.is_empty() => report(ended),
                 accepted = listener.accept(), if connections.len() < CONNECTIONS_MAX => {
                     match accepted {
@@ -54,6 +59,25 @@ pub async fn serve(
             }
         }
     }
+}
+
+/// Connections that were made and not accepted yet: who has sent a request on one gets an answer, a 503, and
+/// not a reset.
+async fn waiting(listener: &TcpListener) -> Vec<(TcpStream, SocketAddr)> {
+    // Lets the runtime hear of the newest.
+    yield_now().await;
+    let mut pending = Vec::new();
+    let accept = poll_fn(|cx| {
+        while pending.len() < BACKLOG_MAX {
+            match listener.poll_accept(cx) {
+                Poll::Ready(Ok(accepted)) => pending.push(accepted),
+                Poll::Ready(Err(_)) | Poll::Pending => break,
+            }
+        }
+        Poll::Ready(())
+    });
+    unconstrained(accept).await;
+    pending
 }
 
 /// Waits for the word, then for the running requests.
@@ -111,38 +135,6 @@ async fn close(server: &Server, mut connections: JoinSet<()>, drained: Drained) 
     drained
 }
 
-/// One connection, until either side ends it.
-async fn connection(stream: TcpStream, peer: SocketAddr, routes: Router, server: Arc<Server>) {
-    // Tokens are small and must not wait for each other.
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%peer, "no TCP_NODELAY: {error}");
-    }
-    let serving = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_PATIENCE)
-        // While draining, one answer per connection.
-        .keep_alive(server.phases.now() == Phase::Serving)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
-    let mut serving = pin!(serving);
-    let mut draining = pin!(server.phases.reached(Phase::Draining));
-    let mut closed = pin!(server.phases.reached(Phase::Closed));
-    let fresh = server.phases.now() > Phase::Serving;
-    let ended = tokio::select! {
-        ended = serving.as_mut() => ended,
-        () = draining.as_mut(), if !fresh => {
-            serving.as_mut().graceful_shutdown();
-            serving.await
-        }
-        () = closed.as_mut() => {
-            serving.as_mut().graceful_shutdown();
-            serving.await
-        }
-    };
-    if let Err(error) = ended {
-        tracing::debug!(%peer, "connection ended: {error}");
-    }
-}
-
 fn report(ended: Result<(), tokio::task::JoinError>) {
     if let Err(error) = ended.as_ref()
         && error.is_panic()
@@ -164,11 +156,8 @@ async fn refused(error: io::Error) {
 /// Connections at once. Each holds a descriptor and some 10 kB; beyond this they wait in the backlog.
 const CONNECTIONS_MAX: usize = 16_384;
 
-/// Longest wait for the head of a request, idle time between requests included.
-const HEAD_PATIENCE: Duration = Duration::from_secs(75);
-
-/// Time for the last bytes to leave once nothing runs any more.
-const FLUSH: Duration = Duration::from_secs(2);
+/// What the system's backlog holds at the most, by default.
+const BACKLOG_MAX: usize = 4096;
 
 /// How long another host's pause may hold up the requests of a server that leaves.
 const PAUSE_LOOK_EVERY: Duration = Duration::from_millis(100);

@@ -1,10 +1,16 @@
 //! What all connections share.
 
+use crate::auth::ApiKeys;
+use crate::body::Room;
+use crate::cors::CorsOrigins;
 use crate::engine::{Engine, RequestIds};
 use crate::error::ApiError;
-use crate::phase::Phases;
+use crate::phase::{Phase, Phases};
+use crate::request_log::{LogSink, RequestLog};
 use crate::text::TextModel;
+use crate::tls::Tls;
 use crate::ui::VIEWERS_MAX;
+use atom_base::limits::BODIES_BYTES_MAX;
 use atom_base::rng;
 use atom_telemetry::ServeMetrics;
 use atom_text::TokenCache;
@@ -22,10 +28,13 @@ pub struct Server {
     pub(crate) tokens: TokenCache,
     pub(crate) options: ServerOptions,
     pub(crate) metrics: Arc<ServeMetrics>,
+    pub(crate) request_log: Option<RequestLog>,
     pub(crate) ids: RequestIds,
     pub(crate) phases: Phases,
     /// Places for those who watch the steps.
     pub(crate) viewers: Arc<Semaphore>,
+    /// For the bodies of requests that are being read.
+    pub(crate) body_room: Room,
     /// Rung by `/admin/exit`.
     pub(crate) exit: Notify,
     /// Seconds since 1970 at start: `created` of the model's card.
@@ -56,6 +65,19 @@ pub struct ServerOptions {
     pub ui: bool,
     /// Whoever can reach the server may look inside, below `/debug`.
     pub debug: bool,
+    /// One of these must come with every request; empty: everybody is served.
+    pub api_keys: Arc<ApiKeys>,
+    /// Web pages whose scripts may use the server.
+    pub cors: CorsOrigins,
+    /// The server speaks HTTPS.
+    pub tls: Option<Tls>,
+    /// How long a request may take from its head to the end of its answer. `None`: as long as it takes.
+    pub request_timeout: Option<Duration>,
+    /// How long a client may keep the server waiting: for the next request and all of its head, for the next
+    /// bytes of a body, and for room to send more of an answer. Waiting for the model is not the client's.
+    pub idle_timeout: Duration,
+    /// Where a line is written for each request.
+    pub request_log: Option<LogSink>,
 }
 
 /// Sampling where a request says nothing. The default is the OpenAI API's; a checkpoint's
@@ -85,10 +107,13 @@ impl Server {
     /// Puts the parts together. Nothing listens until [`serve`](crate::serve).
     ///
     /// Panics when `options.text_threads` is 0: no request could ever be read.
-    pub fn new(engine: Arc<dyn Engine>, text: TextModel, options: ServerOptions) -> Arc<Self> {
+    pub fn new(engine: Arc<dyn Engine>, text: TextModel, mut options: ServerOptions) -> Arc<Self> {
         assert!(options.text_threads > 0, "a server without text threads reads no request");
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let metrics = Arc::new(ServeMetrics::new());
+        let sink = options.request_log.take();
         Arc::new(Self {
+            request_log: sink.map(|sink| sink.start(metrics.clone(), options.api_keys.clone())),
             engine,
             tokens: TokenCache::new(text.tokenizer.clone(), TOKEN_CACHE_BYTES_MAX),
             text: Arc::new(text),
@@ -96,10 +121,11 @@ impl Server {
             instance: mix(options.seeds.start, started.as_nanos() as u64),
             started_s: started.as_secs(),
             options,
-            metrics: Arc::new(ServeMetrics::new()),
+            metrics,
             ids: RequestIds::default(),
             phases: Phases::new(),
             viewers: Arc::new(Semaphore::new(VIEWERS_MAX)),
+            body_room: Room::new(BODIES_BYTES_MAX),
             exit: Notify::new(),
         })
     }
@@ -117,6 +143,36 @@ impl Server {
             Some(asked) => {
                 let served = self.names().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(" or ");
                 Err(ApiError::ModelNotFound { asked, served })
+            }
+        }
+    }
+
+    /// Opens the request log's file anew: it was moved away.
+    pub fn reopen_request_log(&self) {
+        if let Some(log) = &self.request_log {
+            log.reopen();
+        }
+    }
+
+    /// Resolves, with what to tell the client, when a request that comes now has to end: its time is over, or
+    /// the server cuts what still runs. The future outlives the borrow.
+    pub(crate) fn end_of_patience(&self) -> impl Future<Output = ApiError> + Send + use<> {
+        let cut = self.phases.reached(Phase::Cut);
+        let deadline = self.options.request_timeout.map(|after| (after, tokio::time::Instant::now() + after));
+        async move {
+            let over = async {
+                match deadline {
+                    Some((after, at)) => {
+                        tokio::time::sleep_until(at).await;
+                        ApiError::Deadline { after }
+                    }
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = cut => ApiError::Draining,
+                error = over => error,
             }
         }
     }
@@ -170,6 +226,13 @@ impl ServerOptions {
             admin: false,
             ui: true,
             debug: false,
+            api_keys: Arc::default(),
+            cors: CorsOrigins::default(),
+            tls: None,
+            request_timeout: None,
+            // Above the 60 s of common proxies, so that it is they who close a connection that idles.
+            idle_timeout: Duration::from_secs(75),
+            request_log: None,
         }
     }
 }

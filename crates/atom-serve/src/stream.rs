@@ -18,8 +18,8 @@ pub(crate) struct SseBody<S> {
     generation: Option<Generation>,
     shape: S,
     has_begun: bool,
-    /// Resolves when the server cuts what is still running.
-    cut: Pin<Box<dyn Future<Output = ()> + Send>>,
+    /// Resolves when the server ends what is still running.
+    cut: Pin<Box<dyn Future<Output = ApiError> + Send>>,
     /// Set off when there was nothing to send, see [`poll_silence`](Self::poll_silence).
     silence: Pin<Box<Sleep>>,
     /// When something was sent.
@@ -30,7 +30,7 @@ impl<S: Shape> SseBody<S> {
     pub(crate) fn new(
         generation: Generation,
         shape: S,
-        cut: impl Future<Output = ()> + Send + 'static,
+        cut: impl Future<Output = ApiError> + Send + 'static,
     ) -> Self {
         Self {
             generation: Some(generation),
@@ -65,9 +65,7 @@ impl<S: Shape> Stream for SseBody<S> {
         let this = self.get_mut();
         let Some(generation) = &mut this.generation else { return Poll::Ready(None) };
         let next = match generation.poll_piece(cx) {
-            Poll::Pending if this.cut.as_mut().poll(cx).is_ready() => {
-                Poll::Ready(Some(Err(ApiError::Draining)))
-            }
+            Poll::Pending => this.cut.as_mut().poll(cx).map(|error| Some(Err(error))),
             other => other,
         };
         let mut frames = String::new();

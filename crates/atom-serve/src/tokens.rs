@@ -22,7 +22,7 @@ pub(crate) async fn tokenize(
     State(server): State<Arc<Server>>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let bytes = body::read(request).await?;
+    let bytes = body::read(&server, request).await?;
     let answer = server.on_text_thread(move |server| {
         let fields = Fields::parse(&bytes)?;
         let asked = Asked::read(fields, server)?;
@@ -42,7 +42,7 @@ pub(crate) async fn detokenize(
     State(server): State<Arc<Server>>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let bytes = body::read(request).await?;
+    let bytes = body::read(&server, request).await?;
     let answer = server.on_text_thread(move |server| {
         let mut fields = Fields::parse(&bytes)?;
         server.resolve_model(fields.string("model")?)?;
@@ -63,7 +63,7 @@ pub(crate) async fn render_chat(
     State(server): State<Arc<Server>>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let bytes = body::read(request).await?;
+    let bytes = body::read(&server, request).await?;
     let answer = server.on_text_thread(move |server| {
         let (work, _) = chat::read(server, &bytes)?;
         let mut rendered = rendered(server, &work, "chatcmpl");
@@ -77,7 +77,7 @@ pub(crate) async fn render_completions(
     State(server): State<Arc<Server>>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let bytes = body::read(request).await?;
+    let bytes = body::read(&server, request).await?;
     let answer = server.on_text_thread(move |server| {
         let (work, _) = completions::read(server, &bytes)?;
         Ok(Value::Array(rendered(server, &work, "cmpl")))

@@ -27,6 +27,11 @@ pub(crate) fn routes() -> Router<Arc<Server>> {
     })
 }
 
+/// Part of the page itself, which says nothing that isn't public.
+pub(crate) fn is_asset(path: &str) -> bool {
+    ASSETS.iter().any(|asset| asset.path == path)
+}
+
 /// One file of the page.
 struct Asset {
     path: &'static str,

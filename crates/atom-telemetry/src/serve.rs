@@ -23,6 +23,7 @@ pub struct ServeMetrics {
     prompt_tokens: Counter,
     cached_tokens: Counter,
     generation_tokens: Counter,
+    log_dropped: Counter,
     first_token_s: Histogram,
     inter_token_s: Histogram,
     e2e_s: Histogram,
@@ -98,6 +99,7 @@ impl ServeMetrics {
             prompt_tokens: Counter::default(),
             cached_tokens: Counter::default(),
             generation_tokens: Counter::default(),
+            log_dropped: Counter::default(),
             // From 1 ms: a cached prompt on a fast device. To 131 s: a long prompt behind a queue.
             first_token_s: Histogram::new(exponential_buckets(0.001, 2.0, 18)),
             // From 0.5 ms to 8 s: the slowest step that a user would still call streaming.
@@ -129,6 +131,11 @@ impl ServeMetrics {
             "generation_tokens",
             "Tokens generated and received",
             self.generation_tokens.clone(),
+        );
+        registry.register(
+            "request_log_dropped",
+            "Entries that the request log lost: its disk is full or too slow",
+            self.log_dropped.clone(),
         );
         registry.register(
             "time_to_first_token_seconds",
@@ -184,6 +191,11 @@ impl ServeMetrics {
         self.e2e_s.observe(after.as_secs_f64());
     }
 
+    /// The request log lost `count` entries.
+    pub fn log_dropped(&self, count: u64) {
+        self.log_dropped.inc_by(count);
+    }
+
     /// Appends everything in the Prometheus text format.
     pub fn write(&self, out: &mut String) {
         prometheus_text::encode(out, &self.registry).expect("writing to a String can't fail");
@@ -197,7 +209,8 @@ impl Drop for InFlight {
 }
 
 impl Endpoint {
-    fn as_str(self) -> &'static str {
+    /// The value of the label.
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Chat => "chat_completions",
             Self::Completions => "completions",
@@ -213,7 +226,8 @@ impl Endpoint {
 }
 
 impl Outcome {
-    fn as_str(self) -> &'static str {
+    /// The value of the label.
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Stop => "stop",
             Self::Length => "length",

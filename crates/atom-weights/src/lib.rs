@@ -12,7 +12,8 @@
 //! * [`family::tensors`] is the one list of the tensors that a configuration needs. `open` checks
 //!   that each is there with the right shape, and [`Checkpoint::synthetic`] makes models from it.
 //! * [`Gguf`] gives a GGUF file's metadata to the tokenizer; [`gguf::write`] makes such files.
-//! * [`quant`] is the reference for ggml's block formats: kernels are tested against it.
+//! * [`quant`] is the reference for ggml's block formats: kernels are tested against it. It also expands
+//!   FP8 codes, whose [`Tensor`] carries the scales that belong to them ([`Fp8Scales`]).
 //!
 //! Files are the world's and may be hostile. Every count, length and offset is checked against the
 //! bytes that are there before anything is allocated or read; a bad file is a [`WeightsError`] that

@@ -1,8 +1,8 @@
 //! The command line. Flags follow vLLM and ATOM where those have one; `-` and `_` are the same.
 
+use crate::access::AccessArgs;
 use atom_group::{Policy, PolicyError};
 use atom_text::{ReasoningFormat, ToolFormat};
-use clap::builder::BoolishValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -51,7 +51,7 @@ pub(crate) enum Command {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SourceArgs {
     /// Never touch the network: only what is in the cache.
-    #[arg(long, env = "ATOM_OFFLINE", value_parser = BoolishValueParser::new())]
+    #[arg(long, env = "ATOM_OFFLINE", value_parser = clap::builder::BoolishValueParser::new())]
     pub(crate) offline: bool,
 }
 
@@ -302,8 +302,6 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) no_ui: bool,
 
-    #[arg(long, hide = true, value_name = "KEY")]
-    pub(crate) api_key: Option<String>,
     /// How the model writes calls of tools: a format by its name, auto for what its chat template shows, none for
     /// no tools.
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = parse_tool_format)]
@@ -322,6 +320,9 @@ pub(crate) struct ServeArgs {
     /// viewer (Chromium's format, which Perfetto opens).
     #[arg(long, value_name = "DIR")]
     pub(crate) profile_dir: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) access: AccessArgs,
 
     /// Seconds that running requests have to finish after SIGTERM or Ctrl-C.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]

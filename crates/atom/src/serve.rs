@@ -1,5 +1,6 @@
 //! `atom serve`.
 
+use crate::access;
 use crate::args::{FormatArg, ServeArgs};
 use crate::engine::HostEngine;
 use crate::launch::{Running, launch};
@@ -8,30 +9,31 @@ use anyhow::{Context, Result, anyhow, bail};
 use atom_serve::{SeedSource, Server, ServerOptions, TextModel};
 use atom_text::{ChatTemplate, Dialect};
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Serves until told to stop; an error if a rank was lost.
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
-    if args.api_key.is_some() {
-        bail!("--api-key is not built yet: put a proxy that checks keys in front");
-    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(REACTOR_THREADS)
         .enable_all()
         .build()
         .context("starting the HTTP threads")?;
+    // All of this before the model is loaded: a wrong file or a taken port should not cost a minute.
+    let mut options = ServerOptions::new(String::new(), SeedSource::new(0));
+    args.access.apply(&mut options)?;
+    access::raise_descriptor_limit();
     let address = SocketAddr::new(args.host, args.port);
-    // Before the model is loaded: a taken port should not cost a minute.
     let listener = runtime.block_on(TcpListener::bind(address)).with_context(|| {
         format!("can't listen on {address}; another program may use the port, --port takes another one")
     })?;
     let Running { host, text, served_name, seed, layout } = launch(&args.engine)?;
     let host = Arc::new(host);
     let mut names = args.served_model_name.iter().cloned();
-    let mut options = ServerOptions::new(names.next().unwrap_or(served_name), SeedSource::new(seed));
+    options.model = names.next().unwrap_or(served_name);
+    options.seeds = SeedSource::new(seed);
     options.aliases = names.collect();
     options.admin = args.enable_admin;
     options.ui = !args.no_ui;
@@ -45,7 +47,12 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let server = Server::new(Arc::new(engine), text, options);
     let outcome = runtime.block_on(async {
         let shown = listener.local_addr().context("the listener's address")?;
-        say(format_args!("serving {model} on http://{shown}/v1 (Ctrl-C to stop)\n"))?;
+        let scheme = args.access.scheme();
+        say(format_args!("serving {model} on {scheme}://{shown}/v1 (Ctrl-C to stop)\n"))?;
+        if args.access.has_log_file() {
+            let hangups = signal(SignalKind::hangup()).context("listening for SIGHUP")?;
+            tokio::spawn(reopen_log(hangups, Arc::downgrade(&server)));
+        }
         let drained = atom_serve::serve(listener, server, stop(Arc::clone(&host))).await;
         if drained.cut > 0 {
             bail!("{} requests were cut short by the end of the drain", drained.cut);
@@ -85,6 +92,14 @@ fn chosen<T: Copy>(
     let (name, is_verified) = describe(format);
     let doubt = if is_verified { "" } else { "; not checked against a published template" };
     (Some(format), format!("{name} ({from}{doubt})"))
+}
+
+/// Opens the request log anew on every SIGHUP, as programs that rotate logs ask for.
+async fn reopen_log(mut hangups: Signal, server: Weak<Server>) {
+    while hangups.recv().await.is_some() {
+        let Some(server) = server.upgrade() else { return };
+        server.reopen_request_log();
+    }
 }
 
 /// Resolves on SIGTERM, SIGINT, or when a rank is lost: then every request has been answered.

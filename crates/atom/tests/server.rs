@@ -125,6 +125,44 @@ fn chat_speaks_to_a_server_elsewhere() {
 }
 
 #[test]
+fn keys_lock_the_server_and_requests_are_written_down() {
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("locked");
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    let (keys, log, old) = (folder.join("keys"), folder.join("log"), folder.join("log.1"));
+    std::fs::write(&keys, "# ours\nsk-of-the-file\n").unwrap();
+    let flags = ["--max-model-len", "1024", "--api-key-file", keys.to_str().unwrap(), "--request-log"];
+    let flags = [&flags[..], &[log.to_str().unwrap()]].concat();
+    let server = Server::start_in(&[("ATOM_API_KEY", "sk-of-the-variable")], &model::smollm2(), &flags);
+    let status = |header: &str| {
+        let mut socket = TcpStream::connect(&server.address).unwrap();
+        write!(socket, "GET /v1/models HTTP/1.1\r\nhost: x\r\n{header}connection: close\r\n\r\n").unwrap();
+        let mut line = String::new();
+        BufReader::new(socket).read_line(&mut line).unwrap();
+        line.split(' ').nth(1).unwrap().to_owned()
+    };
+    assert_eq!(status(""), "401");
+    assert_eq!(status("authorization: Bearer sk-of-the-file\r\n"), "200");
+    std::fs::rename(&log, &old).unwrap();
+    let hangup = std::process::Command::new("kill").arg("-HUP").arg(server.child.id().to_string()).status();
+    assert!(hangup.unwrap().success());
+    while !log.exists() {
+        // The signal is on its way.
+        std::thread::yield_now();
+    }
+    assert_eq!(status("x-api-key: sk-of-the-variable\r\n"), "200");
+    assert_eq!(server.send("GET", "/health", b"").0, 200);
+    server.stop();
+    let statuses = |path| -> Vec<u64> {
+        let text = std::fs::read_to_string(path).unwrap();
+        assert!(!text.contains("sk-"), "{text}");
+        let entry = |line: &str| serde_json::from_str::<Value>(line).unwrap()["status"].as_u64().unwrap();
+        text.lines().map(entry).collect()
+    };
+    assert_eq!((statuses(&old), statuses(&log)), (vec![401, 200], vec![200, 200]));
+}
+
+#[test]
 fn a_wrong_start_is_one_clear_line_and_a_failure() {
     let refused = |flags: &[&str], says: &[&str]| {
         let output = model::atom().args(flags).output().unwrap();
@@ -164,6 +202,12 @@ fn a_wrong_start_is_one_clear_line_and_a_failure() {
     refused(&[&hosts[..], &["3"]].concat(), &["-tp N --enable-dp-attention"]);
     refused(&[&hosts[..], &["3", "--enable-dp-attention"]].concat(), &["3 lanes can't be dealt evenly"]);
     refused(&["serve", "--model", model, "--load-dummy"], &["config.json", "is none"]);
+    let port_0 = ["serve", "--port", "0", "--model", model];
+    refused(
+        &[&port_0[..], &["--tls-cert", model, "--tls-key", model]].concat(),
+        &["--tls-cert", "certificate"],
+    );
+    refused(&[&port_0[..], &["--api-key-file", "/no/such/keys"]].concat(), &["--api-key-file /no/such/keys"]);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     refused(&["serve", "--port", &port, "--model", model], &[&port, "--port"]);

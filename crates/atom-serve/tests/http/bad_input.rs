@@ -326,13 +326,14 @@ async fn a_body_beyond_the_limit_is_a_413_even_to_a_client_that_sends_all_of_it_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_never_comes_is_a_408_and_a_head_that_never_comes_closes() {
+async fn a_body_or_a_head_that_never_comes_is_a_408() {
     let site = Site::start(says("ok")).await;
     let mut client = site.client().await;
     client.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 10\r\n\r\n{").await;
     refused(&client.response().await, 408, None, &["30 seconds"], &"body");
     let mut client = site.client().await;
     client.write(b"POST /v1/comp").await;
+    refused(&client.response().await, 408, None, &["75 seconds"], &"head");
     assert!(client.is_closed().await);
 }
 

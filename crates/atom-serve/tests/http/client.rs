@@ -2,13 +2,19 @@
 
 use serde_json::Value;
 use std::net::SocketAddr;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use std::pin::Pin;
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
 /// One connection.
 pub(crate) struct Client {
-    stream: BufReader<TcpStream>,
+    stream: BufReader<Pin<Box<dyn Duplex>>>,
 }
+
+/// What a connection may lie on.
+pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Send> Duplex for S {}
 
 /// A response's head, and its body where it was read to the end.
 #[derive(Debug)]
@@ -20,7 +26,24 @@ pub(crate) struct Response {
 
 impl Client {
     pub(crate) async fn connect(address: SocketAddr) -> Self {
-        Self { stream: BufReader::new(TcpStream::connect(address).await.unwrap()) }
+        Self::over(TcpStream::connect(address).await.unwrap())
+    }
+
+    pub(crate) fn over(stream: impl Duplex + 'static) -> Self {
+        Self { stream: BufReader::new(Box::pin(stream)) }
+    }
+
+    /// Sends nothing any more, and still reads.
+    pub(crate) async fn half_close(&mut self) {
+        self.stream.get_mut().shutdown().await.unwrap();
+    }
+
+    /// Everything until the server closes the connection.
+    pub(crate) async fn rest(&mut self) -> String {
+        let mut bytes = Vec::new();
+        // A reset ends it as well.
+        let _ = self.stream.read_to_end(&mut bytes).await;
+        String::from_utf8(bytes).unwrap()
     }
 
     /// Sends a request without reading anything.

@@ -147,6 +147,37 @@ async fn what_outlasts_the_drain_is_aborted_and_told_so() {
 }
 
 #[tokio::test]
+async fn whoever_has_sent_a_request_before_the_end_gets_an_answer() {
+    // Some on connections that the server knows, some on those that it has not accepted yet.
+    let mut site = Site::start_with(says("ok"), |options| options.drain = DRAIN).await;
+    let mut clients = Vec::new();
+    for _ in 0..20 {
+        let mut client = site.client().await;
+        assert_eq!(client.get("/health").await.status, 200);
+        clients.push(client);
+    }
+    let sent = body(false).to_string();
+    for client in &mut clients {
+        client.send("POST", "/v1/completions", &[JSON], sent.as_bytes()).await;
+    }
+    for _ in 0..20 {
+        let mut client = site.client().await;
+        client.send("POST", "/v1/completions", &[JSON], sent.as_bytes()).await;
+        clients.push(client);
+    }
+    site.stop();
+    for (number, client) in clients.iter_mut().enumerate() {
+        let response = client.response().await;
+        assert!([200, 503].contains(&response.status), "client {number}: {}", response.status);
+        if response.status == 503 {
+            assert_eq!(response.error()["code"], "shutting_down");
+            assert_eq!(response.header("retry-after"), Some("1"));
+        }
+    }
+    assert_eq!(site.ended().await.cut, 0);
+}
+
+#[tokio::test]
 async fn a_server_without_requests_stops_at_once_and_frees_its_port() {
     let mut site = Site::start(says("ok")).await;
     assert_eq!(site.get("/health").await.status, 200);

@@ -97,6 +97,8 @@ fn every_published_way_of_writing_fp8_is_read() {
         changed["quantization_config"] = quantization;
         folder.write_json("config.json", &changed);
         write(&folder, &tensors(&model, form, scale_name));
+        let dummy = Checkpoint::dummy(folder.path(), DType::BF16).unwrap();
+        assert!(dummy.description().ends_with("BF16"), "{dummy:?}");
         let opened = Checkpoint::open(folder.path()).unwrap();
         assert_eq!(opened.config().fp8, Some(expected));
         assert!(opened.names().eq(model.names()) && opened.unused().is_empty());

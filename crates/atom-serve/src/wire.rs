@@ -1,0 +1,229 @@
+//! The bytes of a connection, below HTTP: peers that take nothing, peers that have sent all they will, and the
+//! answers that hyper would give on its own.
+
+use crate::exchange::{AutomaticAnswer, Exchange};
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, Sleep, sleep};
+use tokio_rustls::server::TlsStream;
+
+/// A stream whose peer must take something now and then of what is sent to it.
+///
+/// It lies below TLS, where bytes move. What waits for the peer is bounded in any case (the system's buffer,
+/// [`WRITE_BUFFER`](crate::connection::WRITE_BUFFER), and an answer's tokens); this bounds for how long.
+pub(crate) struct Paced<S> {
+    stream: S,
+    patience: Duration,
+    /// Runs while the peer takes nothing.
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+/// A connection's stream, as hyper sees it.
+pub(crate) struct Wire<S> {
+    stream: S,
+    exchange: Arc<Exchange>,
+    /// Set once the peer has sent all it will, in the middle of an exchange.
+    half_closed: Option<Looks>,
+    /// Everything that hyper gave us has been passed on.
+    is_flushed: bool,
+}
+
+/// What lies below HTTP.
+pub(crate) trait Transport: AsyncRead + AsyncWrite + Unpin + Send {
+    /// True where a peer may close its sending side and still read.
+    const HALF_CLOSES: bool;
+
+    /// What has become of a connection that can't be read any more.
+    fn lost(&self) -> Option<io::Error>;
+}
+
+/// When to look again whether a peer that sends nothing any more is still there.
+struct Looks {
+    /// The request that it waits for.
+    number: u64,
+    next: Pin<Box<Sleep>>,
+    pause: Duration,
+    asked: bool,
+    /// The first pause is over. Until then the last bytes of a body may be on their way from hyper to its reader.
+    waited: bool,
+}
+
+impl<S> Paced<S> {
+    pub(crate) fn new(stream: S, patience: Duration) -> Self {
+        Self { stream, patience, stalled: None }
+    }
+
+    /// A write that gave `outcome`: goes on, or ends when the peer has taken nothing for too long.
+    fn paced<T>(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if outcome.is_ready() {
+            self.stalled = None;
+            return outcome;
+        }
+        let patience = self.patience;
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(patience)));
+        ready!(stalled.as_mut().poll(cx));
+        let words = format!("the client took nothing for {patience:?}");
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, words)))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Paced<S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_read(cx, buf)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Paced<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let outcome = Pin::new(&mut this.stream).poll_write(cx, bytes);
+        this.paced(cx, outcome)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let outcome = Pin::new(&mut this.stream).poll_flush(cx);
+        this.paced(cx, outcome)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
+    }
+}
+
+impl Transport for Paced<TcpStream> {
+    const HALF_CLOSES: bool = true;
+
+    /// A reset that answers what we sent. `read` would not tell: after an end it says nothing but the end.
+    fn lost(&self) -> Option<io::Error> {
+        self.stream.take_error().unwrap_or_else(Some)
+    }
+}
+
+impl Transport for TlsStream<Paced<TcpStream>> {
+    /// TLS has an alert for the end, which clients send when they leave.
+    const HALF_CLOSES: bool = false;
+
+    fn lost(&self) -> Option<io::Error> {
+        self.get_ref().0.lost()
+    }
+}
+
+impl<S: Transport> Wire<S> {
+    pub(crate) fn new(stream: S, exchange: Arc<Exchange>) -> Self {
+        Self { stream, exchange, half_closed: None, is_flushed: true }
+    }
+
+    pub(crate) fn into_inner(self) -> S {
+        self.stream
+    }
+
+    /// The peer has sent its last byte and waits for an answer, or has gone away: both look the same until
+    /// something is sent to it, which one that is gone answers with a reset. So it is asked.
+    ///
+    /// hyper learns of the end when the answer is complete; before, it would drop the answer.
+    fn poll_half_closed(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Some(looks) = &mut self.half_closed else { return Poll::Ready(Ok(())) };
+        loop {
+            let Some((number, is_read)) = self.exchange.now() else { return Poll::Ready(Ok(())) };
+            if let Some(error) = self.stream.lost() {
+                return Poll::Ready(Err(error));
+            }
+            if looks.number != number {
+                *looks = Looks::new(number);
+            }
+            if !is_read && looks.waited {
+                // It ended within the body.
+                return Poll::Ready(Ok(()));
+            }
+            if is_read && !looks.asked {
+                looks.asked = true;
+                if self.exchange.ask_in_stream() && self.is_flushed {
+                    // Nothing of the answer has left, and nothing waits: the buffer takes a line.
+                    match Pin::new(&mut self.stream).poll_write(cx, STILL_WORKING) {
+                        Poll::Ready(Ok(sent)) if sent < STILL_WORKING.len() => {
+                            return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+                        }
+                        Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                        Poll::Ready(Ok(_)) | Poll::Pending => {}
+                    }
+                }
+            }
+            ready!(looks.next.as_mut().poll(cx));
+            looks.pause = (looks.pause * 2).min(LOOK_PAUSE_MAX);
+            looks.next.as_mut().reset(Instant::now() + looks.pause);
+            (looks.asked, looks.waited) = (false, true);
+        }
+    }
+}
+
+impl<S: Transport> AsyncRead for Wire<S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.half_closed.is_none() {
+            let before = buf.filled().len();
+            ready!(Pin::new(&mut this.stream).poll_read(cx, buf))?;
+            let read = &buf.filled()[before..];
+            if !read.is_empty() || !S::HALF_CLOSES {
+                this.exchange.saw(read);
+                return Poll::Ready(Ok(()));
+            }
+            this.half_closed = Some(Looks::new(0));
+        }
+        this.poll_half_closed(cx)
+    }
+}
+
+impl<S: Transport> AsyncWrite for Wire<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        this.is_flushed = false;
+        let bytes = match this.exchange.automatic_answer(bytes) {
+            // Its place is taken by one of ours, once hyper has ended the connection.
+            Some(AutomaticAnswer { at: 0, status }) => {
+                this.exchange.refuse(status);
+                return Poll::Ready(Ok(bytes.len()));
+            }
+            Some(AutomaticAnswer { at, .. }) => &bytes[..at],
+            None => bytes,
+        };
+        Pin::new(&mut this.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        ready!(Pin::new(&mut this.stream).poll_flush(cx))?;
+        this.is_flushed = true;
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.exchange.is_refused() {
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(&mut this.stream).poll_shutdown(cx)
+    }
+}
+
+impl Looks {
+    fn new(number: u64) -> Self {
+        let next = Box::pin(sleep(LOOK_PAUSE_MIN));
+        Self { number, next, pause: LOOK_PAUSE_MIN, asked: false, waited: false }
+    }
+}
+
+/// An interim response: every HTTP/1.1 client must take any number of them before the answer, and this one is
+/// the one that the older ones know.
+const STILL_WORKING: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
+/// First wait for the reset of a peer that is gone: a round trip in a data centre. Later ones are longer: most
+/// that leave are found at once.
+const LOOK_PAUSE_MIN: Duration = Duration::from_millis(20);
+/// How long one that leaves later computes for nobody.
+const LOOK_PAUSE_MAX: Duration = Duration::from_secs(15);
