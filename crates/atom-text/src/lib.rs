@@ -11,6 +11,8 @@
 //!   the text was cut into deltas.
 //! * [`ChatTemplate`] renders messages with the checkpoint's Jinja template, in an environment that
 //!   behaves like the one of Python's transformers, within a bound on work and on output.
+//! * [`GrammarVocabulary`] compiles what a continuation may look like (a JSON schema, a regular
+//!   expression ..) to a [`Grammar`], whose [`Constraint`]s say which tokens may come next.
 //!
 //! The way of a chat request is: [`flatten_messages`], [`ChatTemplate::render`], [`Tokenizer::encode`]
 //! without added special tokens (the template wrote them), the engine, [`Detokenizer`],
@@ -27,6 +29,7 @@ mod detokenizer;
 mod error;
 mod folder;
 mod gguf;
+mod grammar;
 mod pieces;
 mod source;
 mod stop;
@@ -38,6 +41,7 @@ mod tokenizer;
 pub use content::{flatten_content, flatten_messages};
 pub use detokenizer::Detokenizer;
 pub use error::TextError;
+pub use grammar::{Constraint, Grammar, GrammarSource, GrammarVocabulary, StructuralTag, StructuralTags};
 pub use source::{GgufVocabulary, TokenizerSource};
 pub use stop::{StopStrings, Stopped};
 pub use template::{ChatTemplate, TemplateInput};
@@ -45,10 +49,14 @@ pub use tokenizer::Tokenizer;
 
 /// Requests are handled on many threads.
 const fn assert_shared<T: Send + Sync>() {}
+const fn assert_sent<T: Send>() {}
 const _: () = {
+    assert_sent::<Constraint>();
     assert_shared::<Tokenizer>();
     assert_shared::<ChatTemplate>();
     assert_shared::<Detokenizer>();
     assert_shared::<StopStrings>();
     assert_shared::<TextError>();
+    assert_shared::<GrammarVocabulary>();
+    assert_shared::<Grammar>();
 };
