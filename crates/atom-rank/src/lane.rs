@@ -6,9 +6,10 @@ use crate::device::Device;
 use crate::host::HostConfig;
 use crate::link::Link;
 use crate::mail::Mail;
+use crate::masks;
 use crate::outbox::Outbox;
 use crate::probe::{Stage, Tap};
-use crate::shared::{Form, FormLane, GroupShared, LaneShared};
+use crate::shared::{Form, FormLane, GroupShared, HostShared, LaneShared};
 use crate::stats::{EagerCause, Gauges};
 use crate::step_trace::StepTrace;
 use atom_base::{RequestId, Seat, StepNo};
@@ -32,6 +33,7 @@ pub(crate) struct Lane<T> {
     form: Option<Arc<Form>>,
     lane_in_group: usize,
     outbox: Arc<Outbox>,
+    shared: Arc<HostShared>,
     start: Instant,
     state: GroupState,
     /// The step that goes on.
@@ -46,6 +48,8 @@ pub(crate) struct Lane<T> {
     order: u64,
     /// Steps that may be in flight when the next one is planned.
     depth: usize,
+    /// How long a step may wait for masks.
+    mask_wait: Duration,
     flight: Option<Flight>,
     /// When the last step ended.
     landed: Instant,
@@ -66,8 +70,7 @@ pub(crate) struct LaneParts<'a> {
     pub(crate) config: &'a HostConfig,
     pub(crate) seat: &'a Seat,
     pub(crate) group: Arc<GroupShared>,
-    pub(crate) outbox: Arc<Outbox>,
-    pub(crate) start: Instant,
+    pub(crate) shared: Arc<HostShared>,
     pub(crate) device: Device,
     pub(crate) step_trace: Option<Arc<StepTrace>>,
 }
@@ -111,13 +114,15 @@ impl RankError {
 
 impl<T: Tap> Lane<T> {
     pub(crate) fn new(parts: LaneParts<'_>, tap: T) -> Self {
-        let LaneParts { config, seat, group, outbox, start, device, step_trace } = parts;
+        let LaneParts { config, seat, group, shared, device, step_trace } = parts;
+        let start = shared.start;
         // Every lane has everybody's facts.
         let step_trace = step_trace.filter(|_| seat.lane_in_group == 0);
         Self {
             form: None,
             lane_in_group: seat.lane_in_group,
-            outbox,
+            outbox: Arc::clone(&shared.outbox),
+            shared,
             start,
             state: config.first_state(),
             step: StepNo(0),
@@ -130,6 +135,7 @@ impl<T: Tap> Lane<T> {
             last_replay_us: 0,
             order: 0,
             depth: config.steps_ahead(),
+            mask_wait: config.mask_wait,
             flight: None,
             landed: start,
             link: config.link.clone(),
@@ -297,8 +303,12 @@ impl<T: Tap> Lane<T> {
     }
 
     /// What could run now. Where requests are here that can do nothing before the step in flight has
-    /// ended, it is waited for: the group must not hear that nothing is left to do.
+    /// ended, it is waited for: the group must not hear that nothing is left to do. So is a step whose
+    /// tokens decide what its requests may say next: they would else take part in every other step only.
     fn want(&mut self) -> Result<Want, RankError> {
+        if self.flight.as_ref().is_some_and(|flight| flight.has_masks) {
+            self.drain()?;
+        }
         let want = self.scheduler.want(self.now_ms());
         if want.rows() > 0 || self.scheduler.is_idle() || self.flight.is_none() {
             return Ok(want);
@@ -346,6 +356,9 @@ impl<T: Tap> Lane<T> {
             }
             self.tap.reach(self.step, Stage::Commit)?;
             self.scheduler.commit(grants.of(&self.facts[self.lane_in_group]), &mut post.plan);
+            self.shared.masks.hand_out(self.scheduler.mask_work());
+            // Before the lane's other ranks see the plan.
+            masks::set_deadlines(&post.plan, Instant::now(), self.mask_wait, patience);
         }
         let order = if self.eager.is_some() { Order::Eager(bucket) } else { Order::Replay(bucket) };
         board.order(self.order, self.step, order);
@@ -353,6 +366,7 @@ impl<T: Tap> Lane<T> {
         let post = board.post_of(self.order).read().unwrap_or_else(PoisonError::into_inner);
         self.tap.reach(self.step, Stage::Replay)?;
         let start = Instant::now();
+        let has_masks = post.plan.has_masks();
         if let Some(cause) = self.eager {
             if self.fail_on_eager {
                 return Err(RankError::Eager { step: self.step, cause });
@@ -362,7 +376,7 @@ impl<T: Tap> Lane<T> {
         }
         self.last_signature = self.device.launch(bucket, &post.plan, &post.group_rows, patience)?;
         drop(post);
-        let flight = Flight { order: self.order, bucket, start };
+        let flight = Flight { order: self.order, bucket, start, has_masks };
         if self.depth == 0 {
             return self.land(&flight);
         }
@@ -388,12 +402,13 @@ impl<T: Tap> Lane<T> {
         let results = self.device.finish(post.plan.out.len())?;
         let now = Instant::now();
         // It began when the one before it ended.
-        let took = now - flight.start.max(self.landed);
+        let took = (now - flight.start.max(self.landed)).saturating_sub(masks::waited(&post.plan));
         self.landed = now;
         self.last_replay_us = micros(took);
         form.exchange.note(self.lane_in_group, self.step, Activity::Applying);
         self.tap.reach(self.step, Stage::Apply)?;
         self.scheduler.apply(&post.plan, results, &mut self.events);
+        self.shared.masks.hand_out(self.scheduler.mask_work());
         self.count(flight.bucket, post.plan.rows(), &post.group_rows, took);
         self.outbox.post(&mut self.events);
         Ok(())
@@ -454,6 +469,7 @@ struct Flight {
     order: u64,
     bucket: Bucket,
     start: Instant,
+    has_masks: bool,
 }
 
 fn micros(took: Duration) -> u32 {

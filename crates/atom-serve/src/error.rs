@@ -1,6 +1,6 @@
 //! Everything that is answered with an error, in the shape of the OpenAI API.
 
-use atom_base::{LaneId, SamplingError};
+use atom_base::{LaneId, MaskFault, SamplingError};
 use atom_engine::{EngineError, Refusal};
 use atom_text::TextError;
 use axum::body::Body;
@@ -70,6 +70,9 @@ pub(crate) enum ApiError {
     /// The tokenizer or the chat template.
     #[error(transparent)]
     Text(#[from] TextError),
+    /// What the output shall be held to can't be compiled; mostly the client's fault.
+    #[error("'{name}': {error}")]
+    Grammar { name: String, error: TextError },
     /// Too many clients: the lane's queue is full. `asked`: the lane that the request named.
     #[error(
         "{waiting} requests are waiting for {}, the most that a lane queues; try again later",
@@ -157,13 +160,28 @@ impl ApiError {
                     _ => class.param("messages"),
                 }
             }
+            Self::Grammar { name, error } if error.is_clients_fault() => {
+                invalid(StatusCode::BAD_REQUEST).code("invalid_value").param(name.clone())
+            }
+            Self::Grammar { error: TextError::GrammarBusy { .. }, .. } => {
+                ours(StatusCode::SERVICE_UNAVAILABLE).code("busy")
+            }
+            // Its own grammar has led it where nothing can follow.
+            Self::Engine(EngineError::Grammar { fault: MaskFault::Failed(_), .. }) => {
+                invalid(StatusCode::BAD_REQUEST).code("constraint_failed")
+            }
+            Self::Engine(EngineError::Grammar { fault: MaskFault::Late { .. }, .. }) => {
+                ours(StatusCode::SERVICE_UNAVAILABLE).code("constraint_late")
+            }
             Self::LaneFull { .. } => queue_full(),
             Self::Refused(refusal) => refusal_class(refusal),
             Self::Draining => ours(StatusCode::SERVICE_UNAVAILABLE).code("shutting_down"),
             Self::NotAtRest { .. } => ours(StatusCode::GATEWAY_TIMEOUT).code("not_at_rest"),
             Self::PauseOvertaken => invalid(StatusCode::CONFLICT).code("pause_overtaken"),
             Self::Aborted => ours(StatusCode::SERVICE_UNAVAILABLE).code("aborted"),
-            Self::Text(_) | Self::Engine(_) | Self::Internal(_) => ours(StatusCode::INTERNAL_SERVER_ERROR),
+            Self::Text(_) | Self::Engine(_) | Self::Grammar { .. } | Self::Internal(_) => {
+                ours(StatusCode::INTERNAL_SERVER_ERROR)
+            }
         }
     }
 }
@@ -192,6 +210,7 @@ fn refusal_class(refusal: &Refusal) -> Class {
         Refusal::TooLong { .. } | Refusal::NeverFits { .. } => bad.code("context_length_exceeded"),
         Refusal::UnknownToken { .. } => bad.code("invalid_value").param("prompt"),
         Refusal::NoSuchLane { .. } => bad.code("invalid_value").param("data_parallel_rank"),
+        Refusal::NoGrammars => bad.code("unsupported_field").param("response_format"),
         Refusal::QueueFull { .. } => queue_full(),
         Refusal::Closed(_) => ours(StatusCode::SERVICE_UNAVAILABLE).code("closed"),
     }

@@ -8,7 +8,7 @@
 //!
 //! The way of a request: the body is read within bounds (`body`), taken apart field by field on a text
 //! thread (`fields`, `params`, `chat::body`, `completions::body`), turned into tokens (`prompt`), submitted
-//! as one engine request per choice (`generation`); each choice turns events into pieces of text
+//! as one engine request per choice (`generation`), each held to what `constraint` has compiled; each choice turns events into pieces of text
 //! (`choice`); a `Shape` makes JSON of them, whole or as a stream (`stream`).
 //!
 //! What holds:
@@ -27,6 +27,7 @@ mod body;
 mod chat;
 mod choice;
 mod completions;
+mod constraint;
 mod engine;
 mod error;
 mod fields;

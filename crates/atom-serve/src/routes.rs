@@ -6,7 +6,7 @@ use crate::phase::Phase;
 use crate::server::Server;
 use crate::shape::Shape;
 use crate::stream::SseBody;
-use crate::{admin, body, chat, completions, status};
+use crate::{admin, body, chat, completions, constraint, status};
 use atom_telemetry::Endpoint;
 use axum::body::Body;
 use axum::extract::State;
@@ -65,7 +65,12 @@ async fn generate<S: Shape>(
     let answer = async {
         let bytes = body::read(request).await?;
         let arrived = Instant::now();
-        let (mut work, shape) = server.on_text_thread(move |server| read(server, &bytes)).await?;
+        let text_work = move |server: &Server| {
+            let (mut work, shape) = read(server, &bytes)?;
+            constraint::compile(server, &mut work)?;
+            Ok::<_, ApiError>((work, shape))
+        };
+        let (mut work, shape) = server.on_text_thread(text_work).await?;
         work.session = session;
         let admission = Admission { running, in_flight, arrived };
         let generation = Generation::submit(&server, &work, admission)?;

@@ -70,6 +70,7 @@ impl Fake {
                 max_num_seqs: 8,
                 vocab_size: VOCAB,
                 lanes: 2,
+                grammars: true,
             },
             script: Box::new(script),
             gate: Arc::new(Semaphore::new(0)),
@@ -193,11 +194,24 @@ impl Site {
         Self::start_with(script, |_| {}).await
     }
 
+    /// In front of a device that can't hold the output to a grammar.
+    pub(crate) async fn without_grammars(
+        script: impl Fn(&Request) -> Vec<Play> + Send + Sync + 'static,
+    ) -> Self {
+        let mut fake = Fake::new(script);
+        fake.limits.grammars = false;
+        Self::serve(fake, |_| {}).await
+    }
+
     pub(crate) async fn start_with(
         script: impl Fn(&Request) -> Vec<Play> + Send + Sync + 'static,
         change: impl FnOnce(&mut ServerOptions),
     ) -> Self {
-        let fake = Arc::new(Fake::new(script));
+        Self::serve(Fake::new(script), change).await
+    }
+
+    async fn serve(fake: Fake, change: impl FnOnce(&mut ServerOptions)) -> Self {
+        let fake = Arc::new(fake);
         let mut options = ServerOptions::new("tiny", SeedSource::new(7));
         options.aliases = vec!["org/tiny-1".into()];
         change(&mut options);

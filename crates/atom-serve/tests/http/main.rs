@@ -7,6 +7,7 @@ mod admin;
 mod answers;
 mod bad_input;
 mod client;
+mod constraints;
 mod equality;
 mod fake;
 mod lifecycle;
