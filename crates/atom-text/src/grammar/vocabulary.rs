@@ -148,8 +148,9 @@ fn word(tokenizer: &Tokenizer, token: TokenId) -> Vec<u8> {
 
 fn parser_limits() -> ParserLimits {
     ParserLimits {
-        // A state takes 1 to 2 kB: some 50 MB of one continuation at the most.
-        max_lexer_states: 25_000,
+        // A state takes 1 to 2 kB: 20 MB of one continuation at the most, a few GB if all of a large batch are
+        // made to explode. Honest schemas have some hundred.
+        max_lexer_states: 10_000,
         // 200,000 is what the schemas of FHIR take, the largest that are published.
         max_grammar_size: 250_000,
         // The server's own words go to the client, not a dump.
