@@ -69,6 +69,45 @@ fn expect_refusal((status, body): &(u16, String)) {
     assert!(body["error"]["message"].as_str().is_some_and(|m| !m.is_empty()), "{body}");
 }
 
+/// Every document that a small model writes is one of the schema, in one lane and in lanes of a group.
+#[test]
+fn a_real_model_writes_what_its_schema_says() {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 20},
+            "inhabitants": {"type": "integer", "minimum": 1, "maximum": 99_999_999},
+            "kind": {"enum": ["capital", "other"]},
+        },
+        "required": ["city", "inhabitants", "kind"],
+        "additionalProperties": false,
+    });
+    let body = json!({
+        "messages": [{"role": "user", "content": "Describe Paris as JSON."}],
+        "n": 3, "seed": 5, "max_tokens": 250, "logprobs": true, "top_logprobs": 2,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "city", "schema": schema}},
+    });
+    for flags in [&[][..], &["-tp", "2", "--enable-dp-attention"]] {
+        let server = Server::start(flags);
+        let (status, text) = server.post("/v1/chat/completions", &body);
+        assert_eq!(status, 200, "{text}");
+        let answer: Value = serde_json::from_str(&text).unwrap();
+        for choice in answer["choices"].as_array().unwrap() {
+            assert_eq!(choice["finish_reason"], "stop", "{choice}");
+            let content = choice["message"]["content"].as_str().unwrap();
+            let city: Value = serde_json::from_str(content).unwrap_or_else(|e| panic!("{e}: {content}"));
+            assert_eq!(city.as_object().unwrap().len(), 3);
+            assert!(city["city"].as_str().unwrap().chars().count() <= 20, "{city}");
+            assert!((1..=99_999_999).contains(&city["inhabitants"].as_u64().unwrap()), "{city}");
+            assert!(["capital", "other"].contains(&city["kind"].as_str().unwrap()), "{city}");
+            for entry in choice["logprobs"]["content"].as_array().unwrap() {
+                assert!(entry["logprob"].as_f64().unwrap() <= 0.0, "{entry}");
+            }
+        }
+        server.stop();
+    }
+}
+
 #[test]
 fn a_client_that_goes_away_frees_its_request() {
     let server = Server::start_model(&model::smollm2(), &["--max-model-len", "2800"]);
