@@ -34,11 +34,13 @@ mod name;
 mod parameters;
 mod parser;
 mod qwen3_coder;
+mod reasoning;
 mod section;
 mod tagged;
 
-pub use dialect::{AnswerStart, Dialect, ReasoningFormat, ToolFormat};
+pub use dialect::{AnswerStart, Dialect, ToolFormat};
 pub use parser::AnswerParser;
+pub use reasoning::ReasoningFormat;
 
 use serde_json::Value;
 

@@ -180,6 +180,8 @@ fn environment() -> Result<Environment<'static>, TextError> {
     let mut environment = Environment::new();
     environment.set_syntax(syntax);
     environment.set_unknown_method_callback(budget::method);
+    // Here `none` could be iterated over like an empty list. In Python it can't, and templates ask.
+    environment.add_test("iterable", |value: Value| !value.is_none() && value.try_iter().is_ok());
     environment.add_filter("tojson", json::tojson);
     environment.add_filter("join", budget::join);
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {

@@ -9,8 +9,9 @@
 //! </｜DSML｜tool_calls>
 //! ```
 //!
-//! Source: the fixtures of vLLM's `tests/tool_parsers/test_deepseekv4_tool_parser.py`; V3.2 has
-//! `function_calls` around the calls (llama.cpp's `models/templates/DeepSeek-V3.2.jinja`).
+//! Source: `models/templates/deepseek-ai-DeepSeek-V4.jinja` of ikawrakow/ik_llama.cpp, and the fixtures of
+//! vLLM's `tests/tool_parsers/test_deepseekv4_tool_parser.py`. V3.2 has `function_calls` around the calls
+//! (llama.cpp's `models/templates/DeepSeek-V3.2.jinja`).
 
 use super::tagged::{Closes, Tags};
 

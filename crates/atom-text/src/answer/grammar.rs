@@ -97,7 +97,8 @@ impl Dialect {
     }
 }
 
-/// What stands around and between the calls of a format.
+/// What stands around and between the calls of a format. At one place, no text may be the beginning of
+/// another one: llguidance takes the longer one as soon as it may be meant.
 struct Frame {
     open: &'static [&'static str],
     between: &'static str,
@@ -114,7 +115,7 @@ impl Frame {
             ToolFormat::DeepseekV31 => (&["<｜tool▁calls▁begin｜>"], "", &["<｜tool▁calls▁end｜>"]),
             ToolFormat::KimiK2 => (&["<|tool_calls_section_begin|>"], "", &["<|tool_calls_section_end|>"]),
             ToolFormat::DeepseekV4 => {
-                (&["<", "｜DSML｜", "tool_calls>\n"], "\n", &["\n</", "｜DSML｜", "tool_calls>"])
+                (&["<", "｜DSML｜", "tool_calls>\n"], "", &["</", "｜DSML｜", "tool_calls>"])
             }
             ToolFormat::MinimaxM2 => (&["<minimax:tool_call>", "\n"], "\n", &["\n", "</minimax:tool_call>"]),
         };

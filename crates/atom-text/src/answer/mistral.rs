@@ -6,9 +6,10 @@
 //! [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}]
 //! ```
 //!
-//! Source: the chat template of mistralai/Ministral-3-8B-Instruct-2512 (`[ARGS]`), and the fixtures of vLLM's
-//! `tests/tool_parsers/test_mistral_tool_parser.py` for the tokenizers before and since version 11. Templates
-//! between them put `[CALL_ID]` and an id of nine characters before `[ARGS]`.
+//! Source: the chat templates of mistralai/Ministral-3-14B-Reasoning-2512 (`[ARGS]`), of
+//! mistralai/Mistral-Small-3.2-24B-Instruct-2506 (`[CALL_ID]` and an id of nine characters before `[ARGS]`) and
+//! of mistralai/Mistral-Nemo-Instruct-2407 (a list), as in llama.cpp's `models/templates`, and the fixtures of
+//! vLLM's `tests/tool_parsers/test_mistral_tool_parser.py`.
 
 use super::arguments::{ArgumentStep, Arguments};
 use super::format::{Format, Sink, Step};

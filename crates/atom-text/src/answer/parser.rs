@@ -309,6 +309,8 @@ impl MarkerSets {
             in_reasoning.extend(openings);
         }
         let mut first = content.clone();
+        // A closing tag before anything else is the end of reasoning that the template has closed already.
+        first.extend(tags.iter().map(|(_, close)| *close));
         first.extend(format.map_or(&[][..], ToolFormat::first_openings));
         Self { first, content, reasoning: in_reasoning }
     }

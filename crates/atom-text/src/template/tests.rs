@@ -349,6 +349,9 @@ fn a_long_conversation_renders_within_the_budget() {
 /// `templates_behave_as_in_python`.
 #[rustfmt::skip]
 const PYTHON_CASES: &[(&str, &str)] = &[
+    // Templates ask whether there are tools like this; `none` is not iterable, and its length is an error.
+    ("{{ tools is iterable and tools | length > 0 }}", "False"),
+    ("{{ x.l is iterable and x.s is iterable and x.o is iterable and x.n is not iterable }}", "True"),
     ("{{ messages[0]['role'] }}-{{ messages[0].content }}", "user- hi "),
     ("a\n  {% if true %}\n  b\n  {% endif %}\nc\n  {# note #}\nd\n", "a\n  b\nc\nd"),
     ("{%- for m in messages -%}\n  [{{ m.role }}]\n{%- endfor %}", "[user][assistant][user]"),

@@ -1,6 +1,7 @@
 //! The dialect of a chat template, from what it writes.
 
-use super::{Dialect, ReasoningFormat, ToolFormat};
+use super::{Dialect, ToolFormat};
+use crate::answer::ReasoningFormat;
 use crate::{ChatTemplate, TemplateInput};
 use serde_json::{Value, json};
 
@@ -12,14 +13,16 @@ pub(super) fn detect(template: &ChatTemplate) -> Dialect {
 }
 
 /// Renders a conversation in which the probe was called. Most templates take arguments as an object, some
-/// only as text.
+/// only as text; DeepSeek's own write a call only where there is no content at all.
 fn tools(template: &ChatTemplate) -> Option<ToolFormat> {
     let arguments = [json!({"key": "value"}), json!("{\"key\": \"value\"}")];
-    arguments.into_iter().filter_map(|arguments| called(template, arguments)).find_map(|text| written(&text))
+    let ways = arguments.iter().flat_map(|arguments| [(json!(""), arguments), (Value::Null, arguments)]);
+    ways.filter_map(|(content, arguments)| called(template, &content, arguments))
+        .find_map(|text| written(&text))
 }
 
 /// The conversation as the template writes it. A template that knows no tools doesn't write the probe's name.
-fn called(template: &ChatTemplate, arguments: Value) -> Option<String> {
+fn called(template: &ChatTemplate, content: &Value, arguments: &Value) -> Option<String> {
     // Nine letters and digits: Mistral's templates insist.
     let id = "probe0001";
     let parameters = json!({"type": "object", "properties": {"key": {"type": "string"}}});
@@ -27,7 +30,7 @@ fn called(template: &ChatTemplate, arguments: Value) -> Option<String> {
     let call = json!({"id": id, "type": "function", "function": {"name": PROBE, "arguments": arguments}});
     let messages = json!([
         {"role": "user", "content": "q"},
-        {"role": "assistant", "content": "", "reasoning_content": "r", "tool_calls": [call]},
+        {"role": "assistant", "content": content, "reasoning_content": "r", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": id, "name": PROBE, "content": "a"},
     ]);
     let text = render(template, &messages, Some(&tools))?;
@@ -121,6 +124,10 @@ mod tests {
                 ToolFormat::Llama3Json,
             ),
             ("[TOOL_CALLS]{{ c.name }}[ARGS]{{ c.arguments | tojson }}".to_owned(), ToolFormat::Mistral),
+            (
+                "{%- if m.content is none %}[TOOL_CALLS]{{ c.name }}{%- endif %}".to_owned(),
+                ToolFormat::Mistral,
+            ),
             // These two add text to text, so they fail on an object.
             (
                 "{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>' + c.name + '\n```json\n' + c.arguments + '\n```' }}"

@@ -30,7 +30,7 @@ fn shape_of(format: ToolFormat) -> Shape {
             call: &["<", "｜DSML｜", "invoke name=\"NAME\">\n"],
             parameter: &["<", "｜DSML｜", "parameter name=\"KEY\" string=\"STRING\">"],
             parameter_close: &["</", "｜DSML｜", "parameter>"],
-            call_close: &["</", "｜DSML｜", "invoke>"],
+            call_close: &["</", "｜DSML｜", "invoke>\n"],
         },
         // The format that is left.
         _ => Shape {

@@ -1,5 +1,6 @@
 use super::*;
 use serde_json::{Value, json};
+use std::sync::LazyLock;
 
 mod cases;
 mod formats;
@@ -21,7 +22,8 @@ fn tool(name: &str) -> Tool {
 }
 
 fn tools() -> Arc<[Tool]> {
-    Arc::new([tool("f"), tool("get_weather")])
+    static TOOLS: LazyLock<Arc<[Tool]>> = LazyLock::new(|| Arc::new([tool("f"), tool("get_weather")]));
+    TOOLS.clone()
 }
 
 fn dialect(reasoning: Option<ReasoningFormat>, tools: Option<ToolFormat>) -> Dialect {

@@ -77,6 +77,8 @@ fn with_thinking_disabled_a_close_tag_is_text() {
     let start = dialect.start("<|im_start|>assistant\n<think>\n\n</think>\n\n");
     assert_eq!(start, AnswerStart::Content);
     assert_eq!(line(dialect, start, "so </think> it is"), "so </think> it is");
+    // Before anything else it says nothing: reasoning is closed already.
+    assert_eq!(line(dialect, start, "\n</think>\n\nanswer"), "answer");
     // And without a reasoning format nothing is a tag.
     let none = Dialect { reasoning: None, tools: HERMES };
     assert_eq!(line(none, AnswerStart::Content, "<think>a</think>b"), "<think>a</think>b");
@@ -95,6 +97,7 @@ fn the_prompt_says_where_reasoning_starts() {
         // A user may ask about tags.
         (think, "What is <think>?<|im_end|>\n<|im_start|>assistant\n", AnswerStart::Content),
         (think, "[INST]What is <think>?[/INST]", AnswerStart::Content),
+        (think, "User: What is <think>?\n\nAssistant:", AnswerStart::Content),
         (dialect(None, HERMES), "<think>", AnswerStart::Content),
         (dialect(Some(ReasoningFormat::Mistral), None), "[/INST][THINK]", AnswerStart::Reasoning),
         (dialect(Some(ReasoningFormat::MinimaxM3), None), "<mm:think>", AnswerStart::Reasoning),

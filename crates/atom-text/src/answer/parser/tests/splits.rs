@@ -35,14 +35,16 @@ fn corpus(dialect: Dialect) -> Vec<String> {
         written.replace('>', ">oh no"),
         written.replace("\n", "\n\n  "),
         // Many.
-        written.repeat(4),
+        written.repeat(2),
     ]
 }
 
 #[test]
 fn every_two_chunk_split_and_every_character_alone_read_as_one_shot() {
     for dialect in dialects() {
-        for start in [AnswerStart::Content, AnswerStart::Reasoning] {
+        // Without a format of reasoning, there is only one start.
+        let starts = [AnswerStart::Content, AnswerStart::Reasoning];
+        for start in starts.into_iter().take(1 + usize::from(dialect.reasoning.is_some())) {
             for text in corpus(dialect) {
                 let whole = read(dialect, start, &[&text]);
                 let boundaries: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
