@@ -52,6 +52,13 @@ fn bad_input_is_a_4xx_in_the_openai_shape_and_the_server_goes_on() {
     for body in &bodies {
         expect_refusal(&server.post("/v1/chat/completions", body));
     }
+    // Its template has no tools, and a client must not believe that the model knows of them.
+    let tool = json!({"tools": [{"type": "function", "function": {"name": "weather"}}]});
+    let (status, body) = server.post("/v1/chat/completions", &chat(tool.clone()));
+    assert!(body.contains("chat template doesn't show tools"), "{body}");
+    expect_refusal(&(status, body));
+    let hidden = json!({"tools": tool["tools"], "tool_choice": "none"});
+    assert_eq!(server.post("/v1/chat/completions", &chat(hidden)).0, 200);
     expect_refusal(&server.send("POST", "/v1/chat/completions", b"{\"messages\": ["));
     expect_refusal(&server.send("POST", "/v1/chat/completions", b"{\"messages\": \"\xff\xfe\"}"));
     expect_refusal(&server.send("POST", "/v1/completions", b"[]"));
