@@ -199,7 +199,7 @@ fn keys_lock_the_server_and_requests_are_written_down() {
     assert_eq!(status("x-api-key: sk-of-the-variable\r\n"), "200");
     assert_eq!(server.send("GET", "/health", b"").0, 200);
     server.stop();
-    let statuses = |path| -> Vec<u64> {
+    let statuses = |path: &std::path::PathBuf| -> Vec<u64> {
         let text = std::fs::read_to_string(path).unwrap();
         assert!(!text.contains("sk-"), "{text}");
         let entry = |line: &str| serde_json::from_str::<Value>(line).unwrap()["status"].as_u64().unwrap();
