@@ -18,7 +18,7 @@ use atom_serve::{
     CacheUse, Condition, Engine, EventSender, EventStream, Health, LaneStep, Layout, Profile, ProfileRefusal,
     SeedSource, Server, ServerOptions, TextModel, serve,
 };
-use atom_text::{ChatTemplate, GgufVocabulary, Tokenizer, TokenizerSource};
+use atom_text::{ChatTemplate, Dialect, GgufVocabulary, Tokenizer, TokenizerSource};
 use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
@@ -339,7 +339,7 @@ fn text_model() -> TextModel {
     });
     let tokenizer = Arc::new(Tokenizer::load(&source).unwrap());
     let template = ChatTemplate::load(&source, &tokenizer, None).unwrap();
-    TextModel { tokenizer, template }
+    TextModel::new(tokenizer, template, Dialect::default())
 }
 
 const WORD: TokenId = 256;
