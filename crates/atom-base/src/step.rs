@@ -1,6 +1,7 @@
 //! The plain data of one step that the scheduler writes and a backend reads.
 
 use crate::ids::{SlotId, TokenId};
+use crate::mask::MaskCell;
 use crate::sampling::SamplingParams;
 use std::sync::Arc;
 
@@ -44,6 +45,8 @@ pub struct OutRow {
     pub target: Option<TokenId>,
     /// How to sample and what to report.
     pub params: Arc<SamplingParams>,
+    /// `Some`: only tokens of this mask may be chosen. It may come while the step runs.
+    pub mask: Option<Arc<MaskCell>>,
 }
 
 /// (Re)fills the penalty state of a slot: on admission and after a preemption.

@@ -54,6 +54,9 @@ impl ScoredToken {
     /// What a backend reports for a row whose logits are NaN: no token can be chosen.
     pub const NOT_A_NUMBER: Self = Self { token: TokenId::MAX, logprob: f32::NAN, top: TopLogprobs::EMPTY };
 
+    /// What a backend reports for a row whose mask did not come: see [`crate::MaskCell::fault`].
+    pub const NOT_CHOSEN: Self = Self { token: TokenId::MAX - 1, ..Self::NOT_A_NUMBER };
+
     /// True for [`Self::NOT_A_NUMBER`].
     pub fn is_not_a_number(&self) -> bool {
         self.token == TokenId::MAX

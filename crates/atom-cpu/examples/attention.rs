@@ -246,7 +246,7 @@ impl Bench {
         let spans: Vec<Span> = (0..sequences).map(span).collect();
         let row = |(s, params): (usize, &Arc<SamplingParams>)| {
             let (row, slot) = (s as u32, SlotId(1 + s as u32));
-            OutRow { row, slot, position: 1, target: None, params: Arc::clone(params) }
+            OutRow { row, slot, position: 1, target: None, params: Arc::clone(params), mask: None }
         };
         let out: Vec<OutRow> = (0..sequences).zip(params.into_iter().cycle()).map(row).collect();
         let prompt: Arc<[u32]> = (0..500).collect();

@@ -284,6 +284,10 @@ impl Backend for CpuBackend {
         }
     }
 
+    fn heeds_masks(&self) -> bool {
+        true
+    }
+
     fn expert_rows(&self) -> ExpertRows {
         self.expert_rows
     }

@@ -1,9 +1,9 @@
 //! The end of a step: from a row of logits to a token and its log-probability.
 //!
-//! In this order: log-probabilities are taken of the model's own logits; then repetition, frequency
-//! and presence penalties; `logit_bias`; temperature (0 takes the largest, of equals the lowest id);
-//! `min_p`, `top_k`, `top_p`, each on what the one before it left; and one draw, keyed by (seed, choice,
-//! position).
+//! In this order: of a row with a mask, tokens that it forbids are as if the model had never heard of
+//! them; log-probabilities are taken of the model's own logits; then repetition, frequency and presence
+//! penalties; `logit_bias`; temperature (0 takes the largest, of equals the lowest id); `min_p`, `top_k`,
+//! `top_p`, each on what the one before it left; and one draw, keyed by (seed, choice, position).
 //!
 //! A token's weight `e^((logit - largest) / temperature)` becomes a whole number of 2^-40, so that sums
 //! of weights are exact: no order, no instruction set and no neighbour can change which token a draw
@@ -12,6 +12,7 @@
 mod choose;
 mod history;
 mod keys;
+mod mask;
 mod passes;
 mod score;
 
@@ -72,11 +73,20 @@ impl Sampler {
     }
 
     /// Chooses or scores one row's token; [`ScoredToken::NOT_A_NUMBER`] if a logit is NaN or the largest
-    /// one infinite. `logits` may be overwritten. Two rows of one step that sample never share a slot.
+    /// one infinite, [`ScoredToken::NOT_CHOSEN`] if the row's mask does not come by its deadline. `logits`
+    /// may be overwritten. Two rows of one step that sample never share a slot.
     pub(crate) fn sample(&self, worker: usize, out: &OutRow, logits: &mut [f32]) -> ScoredToken {
         let isa = self.isa;
         let params = &*out.params;
-        let Some(peak) = passes::peak(isa, logits) else { return ScoredToken::NOT_A_NUMBER };
+        let Some(mut peak) = passes::peak(isa, logits) else { return ScoredToken::NOT_A_NUMBER };
+        if let Some(cell) = &out.mask {
+            // Waited for here, where everything else of the step is done.
+            if cell.wait(|mask| mask::forbid(mask, logits)).is_none() {
+                return ScoredToken::NOT_CHOSEN;
+            }
+            let Some(allowed) = passes::peak(isa, logits) else { return ScoredToken::NOT_A_NUMBER };
+            peak = allowed;
+        }
         let scratch = &mut *self.scratch[worker].lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(target) = out.target {
             let top = params.prompt_logprobs.unwrap_or(0);

@@ -3,6 +3,8 @@
 //! * [`Request`] comes in, [`Event`]s go out; [`EngineLimits::check`] refuses what can never run;
 //! * [`Scheduler`]: `want` (no side effect), `commit` (allocates exactly what the group granted, fills a
 //!   [`Plan`]), `apply` (takes in what the step computed);
+//! * [`Grammar`] and [`TokenConstraint`]: what a request may be held to; [`MaskWork`] is handed out for others
+//!   to compute;
 //! * [`Balancer`]: which lane a request goes to;
 //! * [`Pages`] and [`Lease`]: ownership of the KV cache, and the prefix cache.
 //!
@@ -11,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod balance;
+mod constraint;
 mod pages;
 mod plan;
 mod request;
@@ -18,6 +21,7 @@ mod scheduler;
 mod sequence;
 
 pub use balance::{Balancer, LaneLoad, LoadBalance, Placement};
+pub use constraint::{Grammar, GrammarRef, MaskWork, TokenConstraint};
 pub use pages::{Lease, Pages, Prefix};
 pub use plan::Plan;
 pub use request::{EngineError, EngineLimits, Event, Refusal, Request};

@@ -54,6 +54,12 @@ impl Plan {
         self.decode_rows = 0;
     }
 
+    /// True if a row's token is held to a grammar: the row behind it can't be planned before this one is
+    /// known.
+    pub fn has_masks(&self) -> bool {
+        self.out.iter().any(|row| row.mask.is_some())
+    }
+
     /// Real rows.
     pub fn rows(&self) -> usize {
         self.tokens.len()

@@ -1,6 +1,9 @@
 //! A request at the engine's door, what the door may answer, and what comes back from inside.
 
-use atom_base::{FinishReason, LaneId, RequestId, SamplingParams, ScoredToken, StopParams, TokenId};
+use crate::constraint::GrammarRef;
+use atom_base::{
+    FinishReason, LaneId, MaskFault, RequestId, SamplingParams, ScoredToken, StopParams, TokenId,
+};
 use std::sync::Arc;
 use thiserror::Error;
 
@@ -15,6 +18,8 @@ pub struct Request {
     pub sampling: Arc<SamplingParams>,
     /// When it ends.
     pub stop: StopParams,
+    /// What its tokens are held to, if anything.
+    pub grammar: Option<GrammarRef>,
     /// `Some`: this lane and no other. `None`: the session's, or the one with the least to do.
     pub lane: Option<LaneId>,
     /// Requests of equal sessions go to one lane, where what they share is cached.
@@ -36,6 +41,8 @@ pub struct EngineLimits {
     pub vocab_size: usize,
     /// Lanes that take requests.
     pub lanes: usize,
+    /// The device can hold a request to a grammar.
+    pub grammars: bool,
 }
 
 /// Why a request is not taken. Nothing was allocated for it.
@@ -84,6 +91,12 @@ pub enum Refusal {
         /// What there is.
         lanes: usize,
     },
+    /// A grammar, where the device would not heed it.
+    #[error(
+        "the device that this server runs on can't hold the output to a grammar or schema yet; leave it out, or use a \
+         server with --device cpu"
+    )]
+    NoGrammars,
     /// The bounded queue is full: try again later (HTTP 429).
     #[error("{waiting} requests are waiting, the most this server queues; try again later")]
     QueueFull {
@@ -106,6 +119,14 @@ pub enum EngineError {
     NotANumber {
         /// Position of the token that could not be chosen.
         position: u32,
+    },
+    /// Its grammar left nothing to choose, could not be computed, or not in time. Others go on.
+    #[error("the output can't be held to its grammar any further, at position {position}: {fault}")]
+    Grammar {
+        /// Position of the token that could not be chosen.
+        position: u32,
+        /// Why.
+        fault: MaskFault,
     },
 }
 
@@ -142,6 +163,9 @@ impl EngineLimits {
         }
         if let Some(&token) = request.prompt.iter().find(|&&t| t as usize >= self.vocab_size) {
             return Err(Refusal::UnknownToken { token, vocab: self.vocab_size });
+        }
+        if request.grammar.is_some() && !self.grammars {
+            return Err(Refusal::NoGrammars);
         }
         let needed = prompt.saturating_add(max_tokens);
         if needed > self.max_model_len {

@@ -10,6 +10,7 @@
 //! one computes, and name the tokens that it samples by their slot. Who ends or gives way with a row in
 //! flight *leaves*: slot and pages stay taken until that step is applied, and its result reaches nobody.
 
+use crate::constraint::MaskWork;
 use crate::pages::Pages;
 use crate::plan::Plan;
 use crate::request::{EngineError, Event, Request};
@@ -128,6 +129,8 @@ pub struct Scheduler {
     leaving: Vec<Leaving>,
     free_slots: Vec<SlotId>,
     places: Vec<usize>, // [slots]
+    /// Masks that can be computed now.
+    mask_work: Vec<MaskWork>,
     totals: Counters,
 }
 
@@ -143,6 +146,7 @@ impl Scheduler {
             leaving: Vec::with_capacity(slots),
             free_slots: (1..slots as u32).rev().map(SlotId).collect(),
             places: vec![NOWHERE; slots],
+            mask_work: Vec::with_capacity(slots),
             totals: Counters::default(),
             config,
         }
@@ -184,6 +188,7 @@ impl Scheduler {
     /// Fails everybody, waiting and running. Steps in flight are not applied any more.
     pub fn fail_all(&mut self, error: &EngineError, events: &mut impl Events) {
         self.leaving.clear();
+        self.mask_work.clear();
         let waiting = self.waiting.drain(..).map(|s| s.request.id);
         for id in waiting.chain(self.running.drain(..).map(|r| r.sequence.request.id)) {
             self.totals.finished += 1;
@@ -254,6 +259,7 @@ impl Scheduler {
                 is_sound &= !result.is_not_a_number();
                 if !running.finished {
                     take_result(running, row, result, &self.config, &mut self.totals, events);
+                    self.mask_work.extend(running.next_mask(row));
                 }
             }
             // Keys and values behind a NaN may be NaN too: nobody shall find them.
@@ -268,6 +274,12 @@ impl Scheduler {
         }
         self.totals.finished += self.running.iter().filter(|r| r.finished).count() as u64;
         self.sweep();
+    }
+
+    /// What has to be computed for the next plans, since the last call: of those who were admitted, and of
+    /// those who got a token. Whoever calls sees that it is run.
+    pub fn mask_work(&mut self) -> impl Iterator<Item = MaskWork> {
+        self.mask_work.drain(..)
     }
 
     /// Makes the youngest running request give way, as a full cache would. False if nobody runs.
@@ -402,6 +414,7 @@ impl Scheduler {
                 generated: sequence.generated().into(),
             });
         }
+        self.mask_work.extend(sequence.first_mask());
         self.totals.admitted += 1;
         self.places[slot.0 as usize] = self.running.len();
         let computed = shared * self.config.page_size;
@@ -457,6 +470,7 @@ impl Scheduler {
                     position: position as u32 + 1,
                     target,
                     params: Arc::clone(&sequence.request.sampling),
+                    mask: if target.is_none() { sequence.mask() } else { None },
                 });
             }
         }
@@ -532,6 +546,10 @@ fn take_result(
 ) {
     let id = running.sequence.request.id;
     start_once(running, totals, events);
+    if let Some(fault) = row.mask.as_ref().and_then(|mask| mask.fault()) {
+        running.finished = true;
+        return events.emit(id, Event::Failed(EngineError::Grammar { position: row.position, fault }));
+    }
     if result.is_not_a_number() {
         running.finished = true;
         return events.emit(id, Event::Failed(EngineError::NotANumber { position: row.position }));

@@ -1,9 +1,11 @@
 //! One request's life: waiting with its tokens, running with a slot and a lease, waiting again after
 //! a preemption. Tokens are only ever appended, so nothing is lost or repeated on the way.
 
+use crate::constraint::{Constrained, MaskWork};
 use crate::pages::{Lease, Prefix};
 use crate::request::Request;
-use atom_base::{RequestId, SlotId, TokenId, last_of};
+use atom_base::{MaskCell, OutRow, RequestId, SlotId, TokenId, last_of};
+use std::sync::Arc;
 
 /// A request with everything it has generated so far.
 pub(crate) struct Sequence {
@@ -17,6 +19,8 @@ pub(crate) struct Sequence {
     pub(crate) cached_tokens: Option<usize>,
     /// Prompt tokens `1 ..= scored` have their log-probability sent.
     pub(crate) scored: usize,
+    /// Of a request with a grammar. Kept when it gives way: tokens are only appended.
+    pub(crate) constrained: Option<Constrained>,
 }
 
 /// A sequence that holds a slot and pages.
@@ -54,7 +58,8 @@ impl Sequence {
     pub(crate) fn new(request: Request, arrived_ms: u64) -> Self {
         let mut tokens = Vec::with_capacity(request.prompt.len() + request.stop.max_tokens as usize);
         tokens.extend_from_slice(&request.prompt);
-        Self { request, tokens, arrived_ms, started: false, cached_tokens: None, scored: 0 }
+        let constrained = request.grammar.as_ref().map(Constrained::new);
+        Self { request, tokens, arrived_ms, started: false, cached_tokens: None, scored: 0, constrained }
     }
 
     pub(crate) fn prompt_len(&self) -> usize {
@@ -90,6 +95,17 @@ impl Sequence {
         unfinished.then_some(self.scored)
     }
 
+    /// Where the mask of the next token will be, of an admitted request with a grammar.
+    pub(crate) fn mask(&self) -> Option<Arc<MaskCell>> {
+        self.constrained.as_ref().and_then(|constrained| constrained.cell.clone())
+    }
+
+    /// The work for the first mask. None behind a preemption: what was computed before it still holds.
+    pub(crate) fn first_mask(&mut self) -> Option<MaskWork> {
+        let constrained = self.constrained.as_mut().filter(|constrained| constrained.cell.is_none())?;
+        Some(constrained.next(None))
+    }
+
     /// Leading tokens that may come from the prefix cache: at least one row must be computed to have
     /// logits, and rows to be scored must be computed too.
     pub(crate) fn cacheable(&self) -> &[TokenId] {
@@ -99,10 +115,24 @@ impl Sequence {
 
 impl Running {
     /// Positions to plan before the next token can be chosen. None behind a token in flight that fills
-    /// the continuation, whatever it will be.
+    /// the continuation, whatever it will be, or that the mask of the next one depends on.
     pub(crate) fn remaining(&self) -> usize {
         let is_full = self.pending > 0 && self.sequence.tokens.len() + self.pending >= self.end;
-        if self.finished || is_full { 0 } else { self.sequence.length() + self.pending - self.planned }
+        let is_awaited = self.pending > 0 && self.sequence.constrained.is_some();
+        if self.finished || is_full || is_awaited {
+            0
+        } else {
+            self.sequence.length() + self.pending - self.planned
+        }
+    }
+
+    /// The work for the mask behind the token that a row brought, if there is one to come.
+    pub(crate) fn next_mask(&mut self, row: &OutRow) -> Option<MaskWork> {
+        if self.finished || row.mask.is_none() {
+            return None;
+        }
+        let token = self.sequence.tokens.last().copied();
+        self.sequence.constrained.as_mut().map(|constrained| constrained.next(token))
     }
 
     /// Gives back slot and pages: at once, or when the steps in flight that it has rows in are applied.

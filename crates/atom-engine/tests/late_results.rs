@@ -35,6 +35,7 @@ impl Lane {
             stop: StopParams { max_tokens, ..StopParams::default() },
             lane: None,
             session: None,
+            grammar: None,
         };
         self.scheduler.submit(request, 0, &mut self.events);
     }

@@ -135,6 +135,12 @@ pub trait Backend: LoadWeights + Send {
         self.finish(results)
     }
 
+    /// True if rows whose [`mask`](atom_base::OutRow::mask) is set choose among its tokens only. A backend that
+    /// can't is given none: requests with a grammar are refused at the door.
+    fn heeds_masks(&self) -> bool {
+        false
+    }
+
     /// What went to experts in the step that was finished last, over all layers.
     fn expert_rows(&self) -> ExpertRows;
 }

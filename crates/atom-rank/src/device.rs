@@ -94,6 +94,7 @@ impl Device {
         patience: Duration,
     ) -> Result<u64, OpsError> {
         assert!(plan.rows() <= bucket.rows(), "{} rows in a bucket of {}", plan.rows(), bucket.rows());
+        assert!(self.heeds_masks() || !plan.has_masks(), "masks on a device that heeds none");
         let recorded = self.recordings[bucket.index()].expect("settle replays only what was recorded");
         for entry in &plan.table_entries {
             self.tables[entry.slot.0 as usize * self.stride + entry.index as usize] = entry.page.0;
@@ -121,6 +122,11 @@ impl Device {
         let results = &mut self.results[..out_rows];
         self.backend.finish(results)?;
         Ok(results)
+    }
+
+    /// See [`Backend::heeds_masks`].
+    pub(crate) fn heeds_masks(&self) -> bool {
+        self.backend.heeds_masks()
     }
 
     /// See [`Backend::expert_rows`].

@@ -53,6 +53,11 @@ pub struct HostConfig {
     pub enforce_eager: bool,
     /// A step that is no replay fails its rank, whatever the cause.
     pub fail_on_eager: bool,
+    /// Threads that compute masks for requests with a grammar, for all lanes together.
+    pub mask_threads: usize,
+    /// How long a step waits for such a mask before its request fails; never longer than half of the step's
+    /// own deadline.
+    pub mask_wait: Duration,
     /// Fill what nothing may read with NaN, see [`Reserve::poison`].
     pub poison: bool,
     /// Looks before a waiting rank sleeps; 0 where ranks outnumber cores.
@@ -91,6 +96,8 @@ pub struct Host {
     is_supervised: AtomicBool,
     /// Supervisor and delivery: they end when the ranks have.
     others: Mutex<Vec<JoinHandle<()>>>,
+    /// They end with the mask that they compute.
+    mask_threads: Mutex<Vec<JoinHandle<()>>>,
     balancer: Mutex<Balancer>,
     /// Writes the step trace; ends when it is closed.
     tracing: Mutex<Option<JoinHandle<()>>>,
@@ -171,7 +178,7 @@ impl Host {
     ) -> Result<Self, HostError> {
         let model = checkpoint.config();
         let scheduler = &config.scheduler;
-        let shared = Arc::new(HostShared::new(config));
+        let shared = Arc::new(HostShared::new(config, model.vocab_size));
         let limits = EngineLimits {
             max_model_len: scheduler.max_model_len,
             cache_tokens: (scheduler.pages - 1) * scheduler.page_size,
@@ -179,6 +186,7 @@ impl Host {
             max_num_seqs: scheduler.max_num_seqs,
             vocab_size: model.vocab_size,
             lanes: shared.local.len(),
+            grammars: false,
         };
         let file = shared.step_trace.as_ref().zip(config.step_trace.as_ref());
         let tracing = file.map(|(trace, path)| trace.write_to(path)).transpose()?;
@@ -197,7 +205,7 @@ impl Host {
         let page_size = scheduler.prefix_cache.then_some(scheduler.page_size);
         let full = scheduler.max_num_seqs + config.queue_max;
         let balancer = Balancer::new(config.load_balance, edges, page_size, full);
-        let host = Self {
+        let mut host = Self {
             shared,
             limits,
             queue_max: config.queue_max,
@@ -205,14 +213,21 @@ impl Host {
             link: config.link.clone(),
             is_supervised: AtomicBool::new(false),
             others: Mutex::default(),
+            mask_threads: Mutex::default(),
             balancer: Mutex::new(balancer),
             tracing: Mutex::new(tracing),
         };
         let delivering = Arc::clone(&host.shared.outbox);
         host.lock_others().push(spawn("deliver", move || delivering.deliver())?);
+        for number in 0..config.mask_threads {
+            let shared = Arc::clone(&host.shared);
+            let thread = spawn(&format!("mask {number}"), move || shared.masks.compute())?;
+            host.mask_threads.get_mut().unwrap_or_else(PoisonError::into_inner).push(thread);
+        }
         let mut supervisor = supervisor.map_err(HostError::Thread)?;
         host.lock_others().extend(supervisor.listen().map_err(HostError::Thread)?);
         host.wait_loaded(&mut supervisor, &reported)?;
+        host.limits.grammars = config.mask_threads > 0 && host.shared.heeds_masks.load(Ordering::SeqCst);
         host.lock_others().push(spawn("supervisor", move || supervisor.watch(&reported))?);
         host.is_supervised.store(true, Ordering::SeqCst);
         host.wait_ready()?;
@@ -390,6 +405,7 @@ impl Host {
             }
         }
         self.shared.outbox.close();
+        self.end_masks();
         if let Some(link) = &self.link {
             link.say_farewell("it was stopped");
             link.close();
@@ -402,6 +418,21 @@ impl Host {
         }
         let tracing = self.tracing.lock().unwrap_or_else(PoisonError::into_inner).take();
         tracing.into_iter().for_each(|thread| drop(thread.join()));
+    }
+
+    /// A thread that is stuck in somebody's grammar is left behind.
+    fn end_masks(&self) {
+        self.shared.masks.close();
+        let threads = std::mem::take(&mut *self.mask_threads.lock().unwrap_or_else(PoisonError::into_inner));
+        let since = Instant::now();
+        for thread in threads {
+            while !thread.is_finished() && since.elapsed() < GIVE_UP_AFTER {
+                std::thread::park_timeout(STOP_LOOK_EVERY);
+            }
+            if thread.is_finished() {
+                drop(thread.join());
+            }
+        }
     }
 
     /// Chooses a lane for a request and registers where its events go.

@@ -6,11 +6,12 @@ use crate::device::Device;
 use crate::host::HostConfig;
 use crate::link::Link;
 use crate::mail::Mail;
+use crate::masks;
 use crate::outbox::{Batch, Outbox};
 use crate::probe::{Stage, Tap};
 use crate::profile::Profile;
 use crate::recent::{StepRecord, StepRing};
-use crate::shared::{Form, FormLane, GroupShared, LaneShared};
+use crate::shared::{Form, FormLane, GroupShared, HostShared, LaneShared};
 use crate::stats::{EagerCause, Gauges};
 use crate::step_trace::StepTrace;
 use atom_base::{LaneId, Seat, StepNo};
@@ -35,6 +36,7 @@ pub(crate) struct Lane<T> {
     lane: LaneId,
     lane_in_group: usize,
     outbox: Arc<Outbox>,
+    shared: Arc<HostShared>,
     start: Instant,
     state: GroupState,
     /// The step that goes on.
@@ -53,6 +55,8 @@ pub(crate) struct Lane<T> {
     order: u64,
     /// Steps that may be in flight when the next one is planned.
     depth: usize,
+    /// How long a step may wait for masks.
+    mask_wait: Duration,
     flight: Option<Flight>,
     /// When the last step ended.
     landed: Instant,
@@ -74,8 +78,7 @@ pub(crate) struct LaneParts<'a> {
     pub(crate) config: &'a HostConfig,
     pub(crate) seat: &'a Seat,
     pub(crate) group: Arc<GroupShared>,
-    pub(crate) outbox: Arc<Outbox>,
-    pub(crate) start: Instant,
+    pub(crate) shared: Arc<HostShared>,
     pub(crate) device: Device,
     pub(crate) step_trace: Option<Arc<StepTrace>>,
     pub(crate) profile: Arc<Profile>,
@@ -120,7 +123,8 @@ impl RankError {
 
 impl<T: Tap> Lane<T> {
     pub(crate) fn new(parts: LaneParts<'_>, tap: T) -> Self {
-        let LaneParts { config, seat, group, outbox, start, device, step_trace, profile } = parts;
+        let LaneParts { config, seat, group, shared, device, step_trace, profile } = parts;
+        let start = shared.start;
         // Every lane has everybody's facts.
         let step_trace = step_trace.filter(|_| seat.lane_in_group == 0);
         // Before the first step, and kept when the rank is replaced.
@@ -129,7 +133,8 @@ impl<T: Tap> Lane<T> {
             form: None,
             lane: seat.lane,
             lane_in_group: seat.lane_in_group,
-            outbox,
+            outbox: Arc::clone(&shared.outbox),
+            shared,
             start,
             state: config.first_state(),
             step: StepNo(0),
@@ -144,6 +149,7 @@ impl<T: Tap> Lane<T> {
             is_held: false,
             order: 0,
             depth: config.steps_ahead(),
+            mask_wait: config.mask_wait,
             flight: None,
             landed: start,
             link: config.link.clone(),
@@ -315,8 +321,12 @@ impl<T: Tap> Lane<T> {
     }
 
     /// What could run now. Where requests are here that can do nothing before the step in flight has
-    /// ended, it is waited for: the group must not hear that nothing is left to do.
+    /// ended, it is waited for: the group must not hear that nothing is left to do. So is a step whose
+    /// tokens decide what its requests may say next: they would else take part in every other step only.
     fn want(&mut self) -> Result<Want, RankError> {
+        if self.flight.as_ref().is_some_and(|flight| flight.has_masks) {
+            self.drain()?;
+        }
         let want = self.scheduler.want(self.now_ms());
         if want.rows() > 0 || self.scheduler.is_idle() || self.flight.is_none() {
             return Ok(want);
@@ -364,6 +374,9 @@ impl<T: Tap> Lane<T> {
             }
             self.tap.reach(self.step, Stage::Commit)?;
             self.scheduler.commit(grants.of(&self.facts[self.lane_in_group]), &mut post.plan);
+            self.shared.masks.hand_out(self.scheduler.mask_work());
+            // Before the lane's other ranks see the plan.
+            masks::set_deadlines(&post.plan, Instant::now(), self.mask_wait, patience);
         }
         let order = if self.eager.is_some() { Order::Eager(bucket) } else { Order::Replay(bucket) };
         board.order(self.order, self.step, order);
@@ -371,6 +384,7 @@ impl<T: Tap> Lane<T> {
         let post = board.post_of(self.order).read().unwrap_or_else(PoisonError::into_inner);
         self.tap.reach(self.step, Stage::Replay)?;
         let start = Instant::now();
+        let has_masks = post.plan.has_masks();
         if let Some(cause) = self.eager {
             if self.fail_on_eager {
                 return Err(RankError::Eager { step: self.step, cause });
@@ -391,7 +405,7 @@ impl<T: Tap> Lane<T> {
             is_held: self.is_held,
             ..StepRecord::default()
         };
-        let flight = Flight { order: self.order, bucket, start, record };
+        let flight = Flight { order: self.order, bucket, start, record, has_masks };
         if self.depth == 0 {
             return self.land(&flight);
         }
@@ -417,12 +431,13 @@ impl<T: Tap> Lane<T> {
         let results = self.device.finish(post.plan.out.len())?;
         let now = Instant::now();
         // It began when the one before it ended.
-        let took = now - flight.start.max(self.landed);
+        let took = (now - flight.start.max(self.landed)).saturating_sub(masks::waited(&post.plan));
         self.landed = now;
         self.last_replay_us = micros(took);
         form.exchange.note(self.lane_in_group, self.step, Activity::Applying);
         self.tap.reach(self.step, Stage::Apply)?;
         self.scheduler.apply(&post.plan, results, &mut self.events);
+        self.shared.masks.hand_out(self.scheduler.mask_work());
         self.count(flight, &post, took);
         self.outbox.post(self.lane, &mut self.events);
         Ok(())
@@ -499,6 +514,7 @@ struct Flight {
     start: Instant,
     /// What is known of it already.
     record: StepRecord,
+    has_masks: bool,
 }
 
 fn micros(took: Duration) -> u32 {

@@ -6,6 +6,7 @@
 //!
 //! * [`Host::submit`] takes requests from any thread; events come back through the sink given with them;
 //! * [`Host::health`], [`Host::stats`] and [`Host::steps_after`] can be read at any time;
+//! * masks of requests with a grammar are computed on threads of their own, beside the steps (`masks.rs`);
 //! * a rank that fails, panics or is past its deadline ends its group's epoch: every wait of it returns,
 //!   requests of a lost lane get an error, and the group forms again with a new rank in that seat, as
 //!   often as it may (`supervisor.rs`). After that it ends: every request is answered, health says why.
@@ -22,6 +23,7 @@ mod host;
 mod lane;
 mod link;
 mod mail;
+mod masks;
 mod outbox;
 mod probe;
 mod profile;

@@ -5,6 +5,7 @@ use crate::board::Board;
 use crate::collectives::Window;
 use crate::host::HostConfig;
 use crate::mail::Mailbox;
+use crate::masks::MaskPool;
 use crate::outbox::Outbox;
 use crate::profile::Profile;
 use crate::recent::StepRing;
@@ -35,6 +36,10 @@ pub(crate) struct HostShared {
     fault: OnceLock<String>,
     /// What the outside wants of all groups.
     pub(crate) wishes: Wishes,
+    /// Computes masks for all lanes.
+    pub(crate) masks: MaskPool,
+    /// Every rank that has loaded so far heeds masks.
+    pub(crate) heeds_masks: AtomicBool,
 }
 
 /// What a group keeps over its epochs.
@@ -84,7 +89,7 @@ pub(crate) struct FormLane {
 }
 
 impl HostShared {
-    pub(crate) fn new(config: &HostConfig) -> Self {
+    pub(crate) fn new(config: &HostConfig, vocab: usize) -> Self {
         let mesh = config.mesh;
         let (node, nodes) = config.link.as_ref().map_or((0, 1), |link| (link.node(), link.nodes()));
         let wishes = Wishes::new(node, nodes);
@@ -103,6 +108,8 @@ impl HostShared {
             outbox: Outbox::new(mesh.lanes()),
             fault: OnceLock::new(),
             wishes,
+            masks: MaskPool::new(vocab, lanes * config.scheduler.max_num_seqs),
+            heeds_masks: AtomicBool::new(true),
         }
     }
 

@@ -14,6 +14,7 @@ use atom_model::Model;
 use atom_ops::{Backend, OpsError, Reserve, StepShape};
 use atom_weights::Checkpoint;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 
 /// Makes a rank's device.
@@ -136,7 +137,9 @@ impl Starter {
             samples: seat.rank_in_lane == 0 || self.config.steps_ahead() > 0,
             poison: self.config.poison,
         };
-        Ok(Device::new(backend, model, &reserve, seat.lane_in_group)?)
+        let device = Device::new(backend, model, &reserve, seat.lane_in_group)?;
+        self.shared.heeds_masks.fetch_and(device.heeds_masks(), Ordering::SeqCst);
+        Ok(device)
     }
 
     /// Decided once in the life of a rank: the loops of a product know nothing of probes.
@@ -155,8 +158,7 @@ impl Starter {
             config: &self.config,
             seat,
             group: Arc::clone(&self.shared.groups[usize::from(seat.group)]),
-            outbox: Arc::clone(&self.shared.outbox),
-            start: self.shared.start,
+            shared: Arc::clone(&self.shared),
             device,
             step_trace: self.shared.step_trace.clone(),
             profile: Arc::clone(&self.shared.profile),

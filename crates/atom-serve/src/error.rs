@@ -2,7 +2,7 @@
 
 use crate::report::ProfileRefusal;
 use atom_base::limits::{HEAD_BYTES_MAX, HEADERS_MAX, URI_BYTES_MAX};
-use atom_base::{LaneId, SamplingError};
+use atom_base::{LaneId, MaskFault, SamplingError};
 use atom_engine::{EngineError, Refusal};
 use atom_text::TextError;
 use axum::body::Body;
@@ -121,6 +121,9 @@ pub(crate) enum ApiError {
     /// The tokenizer or the chat template.
     #[error(transparent)]
     Text(#[from] TextError),
+    /// What the output shall be held to can't be compiled; mostly the client's fault.
+    #[error("'{name}': {error}")]
+    Grammar { name: String, error: TextError },
     /// Too many clients: the lane's queue is full. `asked`: the lane that the request named.
     #[error(
         "{waiting} requests are waiting for {}, the most that a lane queues; try again later",
@@ -239,6 +242,19 @@ impl ApiError {
                     _ => class.param("messages"),
                 }
             }
+            Self::Grammar { name, error } if error.is_clients_fault() => {
+                invalid(StatusCode::BAD_REQUEST).code("invalid_value").param(name.clone())
+            }
+            Self::Grammar { error: TextError::GrammarBusy { .. }, .. } => {
+                ours(StatusCode::SERVICE_UNAVAILABLE).code("busy")
+            }
+            // Its own grammar has led it where nothing can follow.
+            Self::Engine(EngineError::Grammar { fault: MaskFault::Failed(_), .. }) => {
+                invalid(StatusCode::BAD_REQUEST).code("constraint_failed")
+            }
+            Self::Engine(EngineError::Grammar { fault: MaskFault::Late { .. }, .. }) => {
+                ours(StatusCode::SERVICE_UNAVAILABLE).code("constraint_late")
+            }
             Self::LaneFull { .. } => queue_full(),
             Self::TooManyViewers { .. } => Class { code: Some("too_many_viewers"), ..queue_full() },
             Self::Refused(refusal) => refusal_class(refusal),
@@ -249,7 +265,9 @@ impl ApiError {
             Self::PauseOvertaken => invalid(StatusCode::CONFLICT).code("pause_overtaken"),
             Self::Profile(refusal) => profile_class(refusal),
             Self::Aborted => ours(StatusCode::SERVICE_UNAVAILABLE).code("aborted"),
-            Self::Text(_) | Self::Engine(_) | Self::Internal(_) => ours(StatusCode::INTERNAL_SERVER_ERROR),
+            Self::Text(_) | Self::Engine(_) | Self::Grammar { .. } | Self::Internal(_) => {
+                ours(StatusCode::INTERNAL_SERVER_ERROR)
+            }
         }
     }
 }
@@ -282,6 +300,7 @@ fn refusal_class(refusal: &Refusal) -> Class {
         Refusal::TooLong { .. } | Refusal::NeverFits { .. } => bad.code("context_length_exceeded"),
         Refusal::UnknownToken { .. } => bad.code("invalid_value").param("prompt"),
         Refusal::NoSuchLane { .. } => bad.code("invalid_value").param("data_parallel_rank"),
+        Refusal::NoGrammars => bad.code("unsupported_field").param("response_format"),
         Refusal::QueueFull { .. } => queue_full(),
         Refusal::Closed(_) => ours(StatusCode::SERVICE_UNAVAILABLE).code("closed"),
     }

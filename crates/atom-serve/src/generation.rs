@@ -180,6 +180,7 @@ fn requests(server: &Server, work: &Work) -> Result<Vec<Request>, ApiError> {
                 stop: stop.clone(),
                 lane: params.lane,
                 session: work.session,
+                grammar: params.grammar.clone(),
             };
             limits.check(&request)?;
             requests.push(request);

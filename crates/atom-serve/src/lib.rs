@@ -11,8 +11,9 @@
 //! them come, in this order, the id, the count and the request log (`routes::observe`), CORS, and the keys.
 //!
 //! The way of a request: the body is read within bounds (`body`), taken apart field by field on a text
-//! thread (`fields`, `params`, `chat`, `completions`, `responses`, `messages`), turned into tokens (`prompt`), submitted
-//! as one engine request per choice (`generation`); each choice turns events into pieces of text
+//! thread (`fields`, `params`, `chat`, `completions`, `responses`, `messages`), turned into tokens (`prompt`),
+//! submitted as one engine request per choice (`generation`), each held to what `constraint` has compiled; each
+//! choice turns events into pieces of text
 //! (`choice`); a `Shape` makes JSON of them, whole or as a stream (`stream`).
 //!
 //! The page at `/` (`ui`) is a client like any other; beside the API it asks for the last steps of every lane.
@@ -36,6 +37,7 @@ mod chat;
 mod choice;
 mod completions;
 mod connection;
+mod constraint;
 mod cors;
 mod engine;
 mod error;

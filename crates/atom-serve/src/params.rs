@@ -1,10 +1,12 @@
 //! The fields that chat and plain completions have in common.
 
+use crate::constraint::{self, Wanted};
 use crate::error::ApiError;
 use crate::fields::{Fields, integer, wrong};
 use crate::server::Server;
 use atom_base::limits::{CHOICES_MAX, LOGIT_BIAS_MAX, STOP_TOKENS_MAX};
 use atom_base::{LaneId, SamplingParams, TokenId};
+use atom_engine::GrammarRef;
 use atom_text::StopStrings;
 use serde_json::{Value, json};
 
@@ -24,6 +26,10 @@ pub(crate) struct Params {
     pub(crate) stop_token_ids: Box<[TokenId]>,
     pub(crate) ignore_eos: bool,
     pub(crate) lane: Option<LaneId>,
+    /// What the output is to be held to, until it is compiled.
+    pub(crate) constraint: Option<Wanted>,
+    /// The same, compiled.
+    pub(crate) grammar: Option<GrammarRef>,
     /// `None`: one answer at the end.
     pub(crate) stream: Option<StreamOptions>,
 }
@@ -59,6 +65,8 @@ impl Params {
             stop_token_ids: Box::default(),
             ignore_eos: false,
             lane: None,
+            constraint: None,
+            grammar: None,
             stream: None,
         }
     }
@@ -83,6 +91,8 @@ impl Params {
             lane: fields
                 .integer("data_parallel_rank", 0, i64::from(u16::MAX))?
                 .map(|lane| LaneId(lane as u16)),
+            constraint: constraint::read(fields)?,
+            grammar: None,
             stream: read_stream(fields)?,
         })
     }
@@ -102,9 +112,6 @@ fn take_harmless(fields: &mut Fields) -> Result<(), ApiError> {
 
 /// Fields that would change the answer and that are not built, but for the values that ask for nothing.
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
-    fields.refuse_unless("response_format", "the output can't be constrained yet", |value| {
-        *value == json!({"type": "text"})
-    })?;
     fields.refuse_unless("modalities", "it writes text only", |value| *value == json!(["text"]))?;
     fields.refuse_unless("suffix", "it only continues text", |value| value == "")?;
     for (name, reason) in NEVER {
@@ -239,14 +246,10 @@ fn read_stream(fields: &mut Fields) -> Result<Option<StreamOptions>, ApiError> {
 const CONVERSATION: &str = "it is for conversations: /v1/chat/completions";
 
 /// Fields for which no value means nothing.
-const NEVER: [(&str, &str); 9] = [
+const NEVER: [(&str, &str); 5] = [
     ("audio", "it writes text only"),
     ("prediction", "predicted outputs are not built"),
     ("verbosity", "no model here knows it"),
     ("web_search_options", "it searches nothing"),
     ("logits_processors", "no code is taken from clients"),
-    ("guided_json", "the output can't be constrained yet"),
-    ("guided_regex", "the output can't be constrained yet"),
-    ("guided_choice", "the output can't be constrained yet"),
-    ("guided_grammar", "the output can't be constrained yet"),
 ];

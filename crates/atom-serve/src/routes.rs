@@ -7,7 +7,9 @@ use crate::record::{Asked, Head, Logged, Record};
 use crate::server::Server;
 use crate::shape::Shape;
 use crate::stream::SseBody;
-use crate::{admin, auth, body, chat, completions, inside, messages, responses, status, tokens, ui};
+use crate::{
+    admin, auth, body, chat, completions, constraint, inside, messages, responses, status, tokens, ui,
+};
 use atom_base::limits::URI_BYTES_MAX;
 use atom_telemetry::Endpoint;
 use axum::body::Body;
@@ -108,7 +110,12 @@ async fn generate<S: Shape>(
         let bytes = body::read(&server, request).await?;
         record.iter().for_each(|record| record.body(&bytes));
         let arrived = Instant::now();
-        let (mut work, mut shape) = server.on_text_thread(move |server| read(server, &bytes)).await?;
+        let text_work = move |server: &Server| {
+            let (mut work, shape) = read(server, &bytes)?;
+            constraint::compile(server, &mut work)?;
+            Ok::<_, ApiError>((work, shape))
+        };
+        let (mut work, mut shape) = server.on_text_thread(text_work).await?;
         work.session = session;
         let (stream, n) = (work.params.stream.is_some(), work.params.n);
         let lane = work.params.lane.map(|lane| lane.0);

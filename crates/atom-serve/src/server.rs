@@ -13,10 +13,10 @@ use crate::ui::VIEWERS_MAX;
 use atom_base::limits::BODIES_BYTES_MAX;
 use atom_base::rng;
 use atom_telemetry::ServeMetrics;
-use atom_text::TokenCache;
+use atom_text::{GrammarVocabulary, TextError, TokenCache};
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Notify, Semaphore};
 
@@ -42,6 +42,8 @@ pub struct Server {
     /// Tells this process from others in the ids of its answers.
     instance: u64,
     text_threads: Arc<Semaphore>,
+    /// Made when the first request asks for a constraint.
+    vocabulary: OnceLock<GrammarVocabulary>,
 }
 
 /// What the user of the binary chose.
@@ -127,6 +129,7 @@ impl Server {
             viewers: Arc::new(Semaphore::new(VIEWERS_MAX)),
             body_room: Room::new(BODIES_BYTES_MAX),
             exit: Notify::new(),
+            vocabulary: OnceLock::new(),
         })
     }
 
@@ -181,6 +184,15 @@ impl Server {
     pub(crate) fn context(&self) -> usize {
         let limits = self.engine.limits();
         limits.max_model_len.min(limits.cache_tokens)
+    }
+
+    /// The tokens as constraints see them. Takes some tens of milliseconds the first time.
+    pub(crate) fn vocabulary(&self) -> Result<&GrammarVocabulary, TextError> {
+        if let Some(vocabulary) = self.vocabulary.get() {
+            return Ok(vocabulary);
+        }
+        let made = GrammarVocabulary::new(&self.text.tokenizer)?;
+        Ok(self.vocabulary.get_or_init(|| made))
     }
 
     /// An id that no other answer has, here, elsewhere or after a restart.

@@ -3,7 +3,7 @@
 use crate::chat::history::{CallStyle, History, PastCall, Turn};
 use crate::error::ApiError;
 use atom_text::{
-    AnswerParser, AnswerStart, ChatTemplate, Detokenizer, Dialect, TemplateInput, Tokenizer, Tool,
+    AnswerParser, AnswerStart, ChatTemplate, Detokenizer, Dialect, TemplateInput, Tokenizer, Tool, ToolFormat,
 };
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -53,7 +53,9 @@ impl TextModel {
 
     /// How to read answers to this prompt. Without tools nothing in them is a call.
     pub(crate) fn reading(&self, prompt: &str, tools: Arc<[Tool]>, calls_max: u32) -> Reading {
-        let format = self.dialect.tools.filter(|_| !tools.is_empty());
+        // Harmony is a convention for whole answers, with calls or without.
+        let is_wanted = |format: &ToolFormat| !tools.is_empty() || *format == ToolFormat::Harmony;
+        let format = self.dialect.tools.filter(is_wanted);
         let dialect = Dialect { tools: format, ..self.dialect };
         Reading { dialect, start: dialect.start(prompt), tools, calls_max }
     }
@@ -101,23 +103,34 @@ fn shows_tools(template: &ChatTemplate) -> bool {
     fine && render(template, &messages).is_some_and(|prompt| prompt.contains(PROBE))
 }
 
-/// The first style in which the template takes a call and its answer.
+/// The first style in which the template takes a call and its answer, and where it looks for thoughts.
 fn call_style(template: &ChatTemplate) -> CallStyle {
+    let styles = [(false, false), (true, false), (false, true), (true, true)];
+    let styles = styles.map(|(arguments_are_text, has_short_ids)| CallStyle {
+        arguments_are_text,
+        has_short_ids,
+        thoughts_are_thinking: false,
+    });
+    let prompt = |style: CallStyle| render(template, &one_call()?.for_template(style));
+    let found = styles.into_iter().find_map(|style| Some((style, prompt(style)?)));
+    let (style, shown) = found.unwrap_or_default();
+    let odd = CallStyle { thoughts_are_thinking: true, ..style };
+    let is_odd = !shown.contains(THOUGHT) && prompt(odd).is_some_and(|prompt| prompt.contains(THOUGHT));
+    if is_odd { odd } else { style }
+}
+
+/// A call with its answer.
+fn one_call() -> Option<History> {
     let arguments = Map::from_iter([("at".to_owned(), json!("noon"))]);
     let id = "call_0123456789abcdef".to_owned();
     let call = PastCall { place: String::new(), id: id.clone(), name: PROBE.into(), arguments };
     let turns = [
         Turn::User("Hello.".into()),
-        Turn::Assistant { content: String::new(), reasoning: None, calls: vec![call] },
+        Turn::Assistant { content: String::new(), reasoning: Some(THOUGHT.into()), calls: vec![call] },
         Turn::Answer { place: String::new(), call_id: id, content: "42".into() },
     ];
     let mut history = History::default();
-    let fine = turns.into_iter().all(|turn| history.push("", turn, None).is_ok());
-    let styles = [(false, false), (true, false), (false, true), (true, true)];
-    let styles =
-        styles.map(|(arguments_are_text, has_short_ids)| CallStyle { arguments_are_text, has_short_ids });
-    let reads = |style: &CallStyle| fine && render(template, &history.for_template(*style)).is_some();
-    styles.into_iter().find(reads).unwrap_or_default()
+    turns.into_iter().all(|turn| history.push("", turn, None).is_ok()).then_some(history)
 }
 
 /// The prompt for these messages and a tool, if the template makes one.
@@ -136,5 +149,6 @@ fn render(template: &ChatTemplate, messages: &Value) -> Option<String> {
     template.render(&input).ok()
 }
 
-/// A word that no template writes by itself.
+/// Words that no template writes by itself.
 const PROBE: &str = "probe_of_tools";
+const THOUGHT: &str = "probe of thoughts";

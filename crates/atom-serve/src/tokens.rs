@@ -146,5 +146,13 @@ impl Asked {
 }
 
 /// What changes the prompt of a conversation.
-const CHAT_FIELDS: [&str; 5] =
-    ["model", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"];
+const CHAT_FIELDS: [&str; 8] = [
+    "model",
+    "add_generation_prompt",
+    "chat_template_kwargs",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "thinking",
+];

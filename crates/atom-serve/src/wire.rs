@@ -51,6 +51,8 @@ struct Looks {
     asked: bool,
     /// The first pause is over. Until then the last bytes of a body may be on their way from hyper to its reader.
     waited: bool,
+    /// How often hyper came to read. Between two times it lets the body's reader run, however late a timer is.
+    calls: u32,
 }
 
 impl<S> Paced<S> {
@@ -129,6 +131,7 @@ impl<S: Transport> Wire<S> {
     /// hyper learns of the end when the answer is complete; before, it would drop the answer.
     fn poll_half_closed(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Some(looks) = &mut self.half_closed else { return Poll::Ready(Ok(())) };
+        looks.calls += 1;
         loop {
             let Some((number, is_read)) = self.exchange.now() else { return Poll::Ready(Ok(())) };
             if let Some(error) = self.stream.lost() {
@@ -138,8 +141,12 @@ impl<S: Transport> Wire<S> {
                 *looks = Looks::new(number);
             }
             if !is_read && looks.waited {
-                // It ended within the body.
-                return Poll::Ready(Ok(()));
+                if looks.calls > CALLS_MIN {
+                    // It ended within the body.
+                    return Poll::Ready(Ok(()));
+                }
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
             }
             if is_read && !looks.asked {
                 looks.asked = true;
@@ -214,13 +221,16 @@ impl<S: Transport> AsyncWrite for Wire<S> {
 impl Looks {
     fn new(number: u64) -> Self {
         let next = Box::pin(sleep(LOOK_PAUSE_MIN));
-        Self { number, next, pause: LOOK_PAUSE_MIN, asked: false, waited: false }
+        Self { number, next, pause: LOOK_PAUSE_MIN, asked: false, waited: false, calls: 0 }
     }
 }
 
 /// An interim response: every HTTP/1.1 client must take any number of them before the answer, and this one is
 /// the one that the older ones know.
 const STILL_WORKING: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
+/// See `Looks::calls`.
+const CALLS_MIN: u32 = 3;
 
 /// First wait for the reset of a peer that is gone: a round trip in a data centre. Later ones are longer: most
 /// that leave are found at once.

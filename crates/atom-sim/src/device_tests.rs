@@ -45,6 +45,7 @@ fn add(plan: &mut Plan, slot: u32, start: usize, tokens: &[TokenId], pages: &[u3
         position: (start + tokens.len()) as u32,
         target: None,
         params: Arc::new(SamplingParams::greedy()),
+        mask: None,
     });
 }
 

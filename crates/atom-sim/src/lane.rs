@@ -367,6 +367,7 @@ fn probe_request(id: u64, prompt: usize, seed: u64) -> Request {
         stop: StopParams { max_tokens: 1, stop_token_ids: Box::default(), ignore_eos: true },
         lane: None,
         session: None,
+        grammar: None,
     }
 }
 

@@ -15,6 +15,7 @@ fn request(prompt_logprobs: Option<u8>) -> Request {
         stop: StopParams { max_tokens: 3, ignore_eos: true, ..StopParams::default() },
         lane: None,
         session: None,
+        grammar: None,
     }
 }
 

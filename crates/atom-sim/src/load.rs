@@ -125,7 +125,7 @@ impl<'a> Group<'a> {
         let id = RequestId(self.requests.open(at_us, prompt.len(), output, placement));
         let stop = StopParams { max_tokens: output as u32, stop_token_ids: Box::default(), ignore_eos: true };
         let sampling = Arc::clone(&self.sampling);
-        let request = Request { id, prompt, sampling, stop, lane: None, session: None };
+        let request = Request { id, prompt, sampling, stop, lane: None, session: None, grammar: None };
         let lane = &mut self.lanes[usize::from(placement.lane.0)];
         lane.scheduler.submit(request, (at_us / 1000.0) as u64, &mut self.requests);
     }

@@ -83,6 +83,7 @@ impl Script {
             max_num_seqs: scheduler.max_num_seqs,
             vocab_size: model.vocab as usize,
             lanes: args.lanes,
+            grammars: false,
         };
         let arrivals = draw_arrivals(&mut dice, args, &limits);
         let last_us = arrivals.last().map_or(0, |a| a.at_us);
@@ -208,6 +209,7 @@ fn draw_request(dice: &mut Dice, id: u64, prompt: Vec<TokenId>, limits: &EngineL
         },
         lane: None,
         session: None,
+        grammar: None,
     }
 }
 

@@ -65,6 +65,7 @@ fn submission(id: u64, action: &Action) -> Option<Request> {
         stop: StopParams { max_tokens, stop_token_ids: Box::new([1]), ignore_eos: kind & 32 != 0 },
         lane: None,
         session: None,
+        grammar: None,
     })
 }
 
@@ -226,6 +227,7 @@ fn the_door_agrees_with_what_a_lane_can_finish() {
         max_num_seqs: 2,
         vocab_size: MODEL.vocab as usize,
         lanes: 1,
+        grammars: false,
     };
     for prompt in 1..=9 {
         for generated in 0..=9 {

@@ -89,6 +89,28 @@ pub enum TextError {
         /// What is wrong and what would be right.
         reason: String,
     },
+    /// Compiling a constraint: it is malformed, allows nothing, or would take too much work. The client's fault.
+    #[error("the {kind} can't be used to constrain the output: {reason}")]
+    Grammar {
+        /// What it is.
+        kind: &'static str,
+        /// What is wrong, with the numbers.
+        reason: String,
+    },
+    /// Compiling a constraint; too many clients with hard ones.
+    #[error("{running} constraints are being compiled, at most {max} are at once; try again later")]
+    GrammarBusy {
+        /// Compilations that go on.
+        running: usize,
+        /// The bound.
+        max: usize,
+    },
+    /// Compiling a constraint; the system's fault.
+    #[error("no thread to compile a constraint: {reason}")]
+    GrammarThread {
+        /// What the system said.
+        reason: String,
+    },
 }
 
 impl TextError {
@@ -101,12 +123,15 @@ impl TextError {
             | Self::TemplateFuel { .. }
             | Self::TemplateOutput { .. }
             | Self::Request { .. }
+            | Self::Grammar { .. }
             | Self::Encode { .. } => true,
             Self::NoTokenizer { .. }
             | Self::Read { .. }
             | Self::Unsupported { .. }
             | Self::Vocabulary { .. }
-            | Self::TemplateSyntax { .. } => false,
+            | Self::TemplateSyntax { .. }
+            | Self::GrammarBusy { .. }
+            | Self::GrammarThread { .. } => false,
         }
     }
 }

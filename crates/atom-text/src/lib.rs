@@ -14,6 +14,8 @@
 //!   conventions of a checkpoint, found by rendering its template.
 //! * [`ChatTemplate`] renders messages with the checkpoint's Jinja template, in an environment that
 //!   behaves like the one of Python's transformers, within a bound on work and on output.
+//! * [`GrammarVocabulary`] compiles what a continuation may look like (a JSON schema, a regular
+//!   expression ..) to a [`Grammar`], whose [`Constraint`]s say which tokens may come next.
 //!
 //! The way of a chat request is: [`flatten_messages`], [`ChatTemplate::render`], [`Tokenizer::encode`]
 //! without added special tokens (the template wrote them), the engine, [`Detokenizer`],
@@ -32,6 +34,7 @@ mod detokenizer;
 mod error;
 mod folder;
 mod gguf;
+mod grammar;
 mod pieces;
 mod source;
 mod stop;
@@ -45,6 +48,7 @@ pub use cache::{TokenCache, TokenCacheCounts};
 pub use content::{flatten_content, flatten_messages};
 pub use detokenizer::Detokenizer;
 pub use error::TextError;
+pub use grammar::{Constraint, Grammar, GrammarSource, GrammarVocabulary, StructuralTag, StructuralTags};
 pub use source::{GgufVocabulary, TokenizerSource};
 pub use stop::{StopStrings, Stopped};
 pub use template::{ChatTemplate, TemplateInput};
@@ -52,7 +56,9 @@ pub use tokenizer::Tokenizer;
 
 /// Requests are handled on many threads.
 const fn assert_shared<T: Send + Sync>() {}
+const fn assert_sent<T: Send>() {}
 const _: () = {
+    assert_sent::<Constraint>();
     assert_shared::<Tokenizer>();
     assert_shared::<TokenCache>();
     assert_shared::<ChatTemplate>();
@@ -60,4 +66,6 @@ const _: () = {
     assert_shared::<StopStrings>();
     assert_shared::<AnswerParser>();
     assert_shared::<TextError>();
+    assert_shared::<GrammarVocabulary>();
+    assert_shared::<Grammar>();
 };

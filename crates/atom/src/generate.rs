@@ -148,6 +148,7 @@ impl<'a> Speaker<'a> {
             stop,
             lane: None,
             session: None,
+            grammar: None,
         };
         let (sender, events) = mpsc::channel();
         self.running.host.submit(request, Box::new(move |event| drop(sender.send(event))))?;

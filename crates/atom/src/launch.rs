@@ -313,6 +313,8 @@ fn host_config(
         // A recording on a CPU is a list of some hundred operators: microseconds. On a GPU it is a captured graph:
         // some milliseconds each.
         record_all: true,
+        mask_threads: mask_threads(),
+        mask_wait: MASK_WAIT,
         poison: args.poison_padding,
         spins,
         patience: Patience::default(),
@@ -321,6 +323,16 @@ fn host_config(
     };
     Ok((config, plan))
 }
+
+/// A few, beside what computes the steps: a mask takes some tens of microseconds. Never only one, which a hard
+/// grammar would keep from everybody.
+fn mask_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).div_ceil(4).clamp(2, 8)
+}
+
+/// What a lane's other requests may have to wait for the grammar of one. The bounds of what is computed for a
+/// mask come to some 20 ms; the rest is for a machine that is busy.
+const MASK_WAIT: Duration = Duration::from_secs(1);
 
 /// Rows of the largest step on a CPU: what is asked for, if it is done in time.
 /// Equal on hosts that compute the same: build, model with its weights, layout, precision, policy.

@@ -52,6 +52,13 @@ fn bad_input_is_a_4xx_in_the_openai_shape_and_the_server_goes_on() {
     for body in &bodies {
         expect_refusal(&server.post("/v1/chat/completions", body));
     }
+    // Its template has no tools, and a client must not believe that the model knows of them.
+    let tool = json!({"tools": [{"type": "function", "function": {"name": "weather"}}]});
+    let (status, body) = server.post("/v1/chat/completions", &chat(tool.clone()));
+    assert!(body.contains("chat template doesn't show tools"), "{body}");
+    expect_refusal(&(status, body));
+    let hidden = json!({"tools": tool["tools"], "tool_choice": "none"});
+    assert_eq!(server.post("/v1/chat/completions", &chat(hidden)).0, 200);
     expect_refusal(&server.send("POST", "/v1/chat/completions", b"{\"messages\": ["));
     expect_refusal(&server.send("POST", "/v1/chat/completions", b"{\"messages\": \"\xff\xfe\"}"));
     expect_refusal(&server.send("POST", "/v1/completions", b"[]"));
@@ -67,6 +74,45 @@ fn expect_refusal((status, body): &(u16, String)) {
     assert!((400..500).contains(status), "{status}: {body}");
     let body: Value = serde_json::from_str(body).unwrap_or_else(|e| panic!("{e}: {body}"));
     assert!(body["error"]["message"].as_str().is_some_and(|m| !m.is_empty()), "{body}");
+}
+
+/// Every document that a small model writes is one of the schema, in one lane and in lanes of a group.
+#[test]
+fn a_real_model_writes_what_its_schema_says() {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 20},
+            "inhabitants": {"type": "integer", "minimum": 1, "maximum": 99_999_999},
+            "kind": {"enum": ["capital", "other"]},
+        },
+        "required": ["city", "inhabitants", "kind"],
+        "additionalProperties": false,
+    });
+    let body = json!({
+        "messages": [{"role": "user", "content": "Describe Paris as JSON."}],
+        "n": 3, "seed": 5, "max_tokens": 250, "logprobs": true, "top_logprobs": 2,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "city", "schema": schema}},
+    });
+    for flags in [&[][..], &["-tp", "2", "--enable-dp-attention"]] {
+        let server = Server::start(flags);
+        let (status, text) = server.post("/v1/chat/completions", &body);
+        assert_eq!(status, 200, "{text}");
+        let answer: Value = serde_json::from_str(&text).unwrap();
+        for choice in answer["choices"].as_array().unwrap() {
+            assert_eq!(choice["finish_reason"], "stop", "{choice}");
+            let content = choice["message"]["content"].as_str().unwrap();
+            let city: Value = serde_json::from_str(content).unwrap_or_else(|e| panic!("{e}: {content}"));
+            assert_eq!(city.as_object().unwrap().len(), 3);
+            assert!(city["city"].as_str().unwrap().chars().count() <= 20, "{city}");
+            assert!((1..=99_999_999).contains(&city["inhabitants"].as_u64().unwrap()), "{city}");
+            assert!(["capital", "other"].contains(&city["kind"].as_str().unwrap()), "{city}");
+            for entry in choice["logprobs"]["content"].as_array().unwrap() {
+                assert!(entry["logprob"].as_f64().unwrap() <= 0.0, "{entry}");
+            }
+        }
+        server.stop();
+    }
 }
 
 #[test]
@@ -153,7 +199,7 @@ fn keys_lock_the_server_and_requests_are_written_down() {
     assert_eq!(status("x-api-key: sk-of-the-variable\r\n"), "200");
     assert_eq!(server.send("GET", "/health", b"").0, 200);
     server.stop();
-    let statuses = |path| -> Vec<u64> {
+    let statuses = |path: &std::path::PathBuf| -> Vec<u64> {
         let text = std::fs::read_to_string(path).unwrap();
         assert!(!text.contains("sk-"), "{text}");
         let entry = |line: &str| serde_json::from_str::<Value>(line).unwrap()["status"].as_u64().unwrap();

@@ -13,10 +13,12 @@ use atom_base::{SamplingParams, TokenId};
 use atom_cpu::Activations;
 use atom_ops::KvDType;
 use atom_rank::Host;
+use atom_text::{GrammarSource, GrammarVocabulary};
 use atom_weights::Checkpoint;
 use common::{Answer, Setup, ask, golden, ids, mesh, request, send};
 use serde_json::Value;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Two logits closer than this may change places.
 const MARGIN: f64 = 0.15;
@@ -245,4 +247,83 @@ fn tokens_of_growing_conversations_are_the_same_from_the_cache() {
     }
     let counts = cache.counts();
     assert!(counts.hit_bytes > 2 * counts.miss_bytes && counts.bytes <= 256 << 10, "{counts:?}");
+}
+
+/// A person as a schema: what the figures of docs/structured_output.md were measured with (`--nocapture`).
+fn person() -> Value {
+    serde_json::json!({
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 40},
+            "age": {"type": "integer", "minimum": 0, "maximum": 130},
+            "email": {"type": "string", "format": "email"},
+            "tags": {"type": "array", "items": {"enum": ["new", "old", "blue"]}, "maxItems": 3},
+            "address": {
+                "type": "object",
+                "properties": {"street": {"type": "string"}, "city": {"type": "string"}},
+                "required": ["street", "city"],
+                "additionalProperties": false,
+            },
+        },
+        "required": ["name", "age", "email", "tags", "address"],
+        "additionalProperties": false,
+    })
+}
+
+/// Documents at random through the masks of the whole vocabulary.
+#[test]
+fn masks_over_the_models_vocabulary_lead_to_documents_of_the_schema() {
+    let text = text::Text::load(&checkpoint(), None).unwrap();
+    let tokenizer = &text.tokenizer;
+    let start = Instant::now();
+    let vocabulary = GrammarVocabulary::new(tokenizer).unwrap();
+    let made = start.elapsed();
+    let start = Instant::now();
+    let grammar = vocabulary.compile(&GrammarSource::JsonSchema(person())).unwrap();
+    let compiled = start.elapsed();
+    let mut mask = vec![0u32; tokenizer.vocab_size().div_ceil(32)];
+    let (mut times, mut ended) = (Vec::new(), 0);
+    for document in 0..40 {
+        let (mut constraint, mut tokens) = (grammar.start(), Vec::new());
+        while tokens.len() < 300 {
+            let start = Instant::now();
+            constraint.mask(&mut mask).unwrap();
+            times.push(start.elapsed());
+            let allowed: Vec<TokenId> =
+                (0..mask.len() as u32 * 32).filter(|t| mask[*t as usize / 32] >> (t % 32) & 1 == 1).collect();
+            let draw = atom_base::rng::philox([tokens.len() as u32, document, 0, 0], [7, 0])[0];
+            // What closes a string or a list comes first, every second time: documents come to an end.
+            let closes = |t: &&TokenId| {
+                draw % 2 == 0
+                    && matches!(tokenizer.token_bytes(**t), Some(b"\"" | b"}" | b"]" | b"@" | b"\",") | None)
+            };
+            let token = *allowed.iter().find(closes).unwrap_or(&allowed[draw as usize / 2 % allowed.len()]);
+            constraint.advance(token).unwrap();
+            if tokenizer.end_tokens().contains(&token) {
+                let written = tokenizer.decode(&tokens, false);
+                let value: Value =
+                    serde_json::from_str(&written).unwrap_or_else(|e| panic!("{e}: {written}"));
+                assert!(
+                    value["age"].as_u64().unwrap() <= 130 && value["address"]["city"].is_string(),
+                    "{value}"
+                );
+                ended += 1;
+                break;
+            }
+            tokens.push(token);
+        }
+    }
+    assert!(ended > 0, "no document came to its end");
+    times.sort();
+    let mean = times.iter().sum::<std::time::Duration>() / times.len() as u32;
+    let at = |share: usize| times[times.len() * share / 1000];
+    println!(
+        "vocabulary {made:?}, compiled {compiled:?}; {} masks of {} tokens: mean {mean:?}, median {:?}, p99 {:?}, \
+         most {:?}; {ended} documents",
+        times.len(),
+        tokenizer.vocab_size(),
+        at(500),
+        at(990),
+        times[times.len() - 1],
+    );
 }

@@ -21,7 +21,9 @@ pub(super) fn score(
     if top > 0 {
         keys::likeliest(isa, logits, usize::from(top), keys);
         keys.sort_unstable_by(|a, b| b.cmp(a));
-        keys.iter().for_each(|key| scored.top.push(key.token(), logprob(key.logit())));
+        // Less likely than anything are only tokens that a mask forbids.
+        let possible = keys.iter().filter(|key| key.logit() > f32::NEG_INFINITY);
+        possible.for_each(|key| scored.top.push(key.token(), logprob(key.logit())));
     }
     scored
 }

@@ -28,7 +28,7 @@ fn sampler(isa: Isa, vocab: usize) -> Sampler {
 }
 
 fn row(params: SamplingParams, position: u32) -> OutRow {
-    OutRow { row: 0, slot: SlotId(1), position, target: None, params: Arc::new(params) }
+    OutRow { row: 0, slot: SlotId(1), position, target: None, params: Arc::new(params), mask: None }
 }
 
 /// Logits between -6 and 6.
@@ -446,4 +446,75 @@ fn a_draw_is_the_same_alone_and_among_63_others_on_any_worker_and_allocates_noth
         });
         assert_eq!(room(&shared), before, "scratch grew during a step");
     }
+}
+
+/// A cell that holds the mask of these tokens.
+fn cell(vocab: usize, allows: impl Fn(TokenId) -> bool) -> Arc<atom_base::MaskCell> {
+    let mut mask = vec![0u32; vocab.div_ceil(32)];
+    for token in (0..vocab as TokenId).filter(|&token| allows(token)) {
+        mask[token as usize / 32] |= 1 << (token % 32);
+    }
+    let cell = atom_base::MaskCell::new();
+    cell.set_deadline(std::time::Instant::now());
+    cell.fill(Ok(mask.into()));
+    Arc::new(cell)
+}
+
+#[test]
+fn a_mask_is_as_if_there_were_no_other_tokens() {
+    let vocab = 1030;
+    // None of a word, all of it, one at its ends, the last of the vocabulary.
+    for allows in [
+        |token| token % 3 == 1,
+        |token| (64..96).contains(&token),
+        |token| token == 1029,
+        |token| token == 31 || token == 32,
+    ] {
+        for case in 0..24u64 {
+            let params = SamplingParams {
+                temperature: if case % 4 == 0 { 0.0 } else { 0.8 },
+                top_k: if case % 3 == 1 { 5 } else { 0 },
+                top_p: if case % 3 == 2 { 0.8 } else { 1.0 },
+                min_p: if case % 5 == 4 { 0.1 } else { 0.0 },
+                presence_penalty: if case % 2 == 1 { 0.5 } else { 0.0 },
+                repetition_penalty: if case % 6 == 1 { 1.4 } else { 1.0 },
+                logit_bias: if case % 7 == 3 { Box::new([(0, 90.0), (31, 2.0)]) } else { Box::default() },
+                logprobs: Some(4),
+                seed: case,
+                ..SamplingParams::default()
+            };
+            let logits = logits(case, vocab);
+            let mut cut = logits.clone();
+            (0..vocab).filter(|&t| !allows(t as TokenId)).for_each(|t| cut[t] = f32::NEG_INFINITY);
+            for isa in supported() {
+                let plain = row(params.clone(), 7);
+                let masked = OutRow { mask: Some(cell(vocab, allows)), ..plain.clone() };
+                let got = sampler(isa, vocab).sample(0, &masked, &mut logits.clone());
+                assert!(allows(got.token), "{isa}: {} of {params:?}", got.token);
+                assert_eq!(got, sampler(isa, vocab).sample(0, &plain, &mut cut.clone()), "{isa} {params:?}");
+                let top = got.top.as_slice();
+                assert!(top.iter().all(|&(token, p)| allows(token) && p.is_finite()), "{top:?}");
+                assert_eq!(top.len(), (0..vocab as TokenId).filter(|&t| allows(t)).count().min(4));
+                let total: f64 = softmax(&cut).iter().sum();
+                assert!((total - 1.0).abs() < 1e-9);
+                assert!((f64::from(got.logprob) - softmax(&cut)[got.token as usize].ln()).abs() < 1e-4);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_without_its_mask_chooses_nothing_and_a_nan_that_a_mask_hides_is_one() {
+    let (vocab, isa) = (100, Isa::detect());
+    let sample = |mask: Arc<atom_base::MaskCell>, logits: &mut [f32]| {
+        let out = OutRow { mask: Some(mask), ..row(SamplingParams::default(), 3) };
+        sampler(isa, vocab).sample(0, &out, logits)
+    };
+    let late = Arc::new(atom_base::MaskCell::new());
+    late.set_deadline(std::time::Instant::now());
+    assert_eq!(sample(Arc::clone(&late), &mut logits(1, vocab)).token, ScoredToken::NOT_CHOSEN.token);
+    assert!(matches!(late.fault(), Some(atom_base::MaskFault::Late { .. })));
+    let mut spoilt = logits(1, vocab);
+    spoilt[50] = f32::NAN;
+    assert!(sample(cell(vocab, |token| token < 10), &mut spoilt).is_not_a_number());
 }

@@ -289,7 +289,14 @@ impl Arrays {
             }
             let position = (start + tokens.len()) as u32;
             let (slot, params) = (SlotId(*slot), Arc::clone(&params));
-            arrays.out.push(OutRow { row: first_row + rows - 1, slot, position, target: None, params });
+            arrays.out.push(OutRow {
+                row: first_row + rows - 1,
+                slot,
+                position,
+                target: None,
+                params,
+                mask: None,
+            });
         }
         arrays.group_rows = vec![arrays.tokens.len() as u32];
         arrays

@@ -195,7 +195,14 @@ fn row(kit: &mut Kit, i: usize, vocab: usize) -> OutRow {
         params.logit_bias = biases.into_iter().map(|bias| (kit.below(vocab) as TokenId, bias)).collect();
     }
     let position = kit.below(1 << 20) as u32;
-    OutRow { row: i as u32, slot: SlotId(i as u32 + 1), position, target, params: Arc::new(params) }
+    OutRow {
+        row: i as u32,
+        slot: SlotId(i as u32 + 1),
+        position,
+        target,
+        params: Arc::new(params),
+        mask: None,
+    }
 }
 
 /// Steep, flat, tied, masked and shifted rows in turn.
@@ -232,7 +239,14 @@ fn a_search_between_two_neighbouring_logits_ends(kit: &mut Kit) -> Result<(), Cu
         .map(|(i, (top_k, top_p))| {
             let params = SamplingParams { top_k, top_p, seed: kit.word(), ..SamplingParams::default() };
             let params = SamplingParams { logprobs: (i % 2 == 0).then_some(20), ..params };
-            OutRow { row: i, slot: SlotId(i + 1), position: i, target: None, params: Arc::new(params) }
+            OutRow {
+                row: i,
+                slot: SlotId(i + 1),
+                position: i,
+                target: None,
+                params: Arc::new(params),
+                mask: None,
+            }
         })
         .collect();
     let found = lane.step(kit, &out, &logits)?;
@@ -261,6 +275,7 @@ fn what_is_no_number(kit: &mut Kit) -> Result<(), CudaError> {
                 position: 3,
                 target: None,
                 params: Arc::clone(&params),
+                mask: None,
             };
             let out: Vec<OutRow> = (0..6).map(out).collect();
             let found = lane.step(kit, &out, &logits)?;
@@ -297,6 +312,7 @@ fn draws_follow_the_probabilities(kit: &mut Kit) -> Result<(), CudaError> {
             position: i,
             target: None,
             params: Arc::clone(&params),
+            mask: None,
         };
         let out: Vec<OutRow> = (0..draws).map(out).collect();
         let mut lane = Lane::new(kit, vocab, draws as usize + 1)?;

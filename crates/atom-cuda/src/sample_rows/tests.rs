@@ -1,7 +1,7 @@
 use super::*;
 
 fn row(params: SamplingParams) -> OutRow {
-    OutRow { row: 3, slot: SlotId(9), position: 77, target: None, params: Arc::new(params) }
+    OutRow { row: 3, slot: SlotId(9), position: 77, target: None, params: Arc::new(params), mask: None }
 }
 
 fn words(bytes: &[u8]) -> Vec<u32> {

@@ -18,6 +18,11 @@ pub trait Hooks: Send {
         Ok(())
     }
 
+    /// Pretends to heed no masks.
+    fn is_deaf(&self) -> bool {
+        false
+    }
+
     fn after_replay(&mut self, _recording: usize, _: &StepInputs<'_>, _: ExpertRows) {}
 }
 
@@ -87,6 +92,10 @@ impl<H: Hooks> Backend for Hooked<H> {
     fn abandon(&mut self) {
         self.flights.clear();
         self.inner.abandon();
+    }
+
+    fn heeds_masks(&self) -> bool {
+        !self.hooks.is_deaf() && self.inner.heeds_masks()
     }
 
     fn expert_rows(&self) -> ExpertRows {

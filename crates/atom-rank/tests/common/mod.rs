@@ -45,6 +45,8 @@ pub struct Setup {
     pub depth: usize,
     pub enforce_eager: bool,
     pub fail_on_eager: bool,
+    pub mask_threads: usize,
+    pub mask_wait: Duration,
     pub poison: bool,
     pub patience: Patience,
     pub policy: Policy,
@@ -97,6 +99,9 @@ impl Default for Setup {
             depth: 0,
             enforce_eager: false,
             fail_on_eager: false,
+            mask_threads: 2,
+            // Nobody is to be late because the machine is busy.
+            mask_wait: Duration::from_secs(600),
             // Padding must never matter, so every test proves it on the way.
             poison: true,
             patience: Patience::default(),
@@ -138,6 +143,8 @@ impl Setup {
             depth: self.depth,
             enforce_eager: self.enforce_eager,
             fail_on_eager: self.fail_on_eager,
+            mask_threads: self.mask_threads,
+            mask_wait: self.mask_wait,
             poison: self.poison,
             spins: 0,
             patience: self.patience,
@@ -219,6 +226,7 @@ pub fn request(prompt: &[TokenId], max_tokens: u32, sampling: SamplingParams) ->
         stop: StopParams { max_tokens, ..StopParams::default() },
         lane: None,
         session: None,
+        grammar: None,
     }
 }
 

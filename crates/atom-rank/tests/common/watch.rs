@@ -214,6 +214,10 @@ impl Backend for Watch {
         self.inner.abandon();
     }
 
+    fn heeds_masks(&self) -> bool {
+        self.inner.heeds_masks()
+    }
+
     fn expert_rows(&self) -> ExpertRows {
         self.inner.expert_rows()
     }

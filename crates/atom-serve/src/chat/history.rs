@@ -48,6 +48,9 @@ pub(crate) struct CallStyle {
     pub(crate) arguments_are_text: bool,
     /// Ids of nine letters and digits, as the templates of Mistral insist on.
     pub(crate) has_short_ids: bool,
+    /// What the assistant thought stands in `thinking`, as the template of GPT-OSS has it, and not in
+    /// `reasoning_content`.
+    pub(crate) thoughts_are_thinking: bool,
 }
 
 /// Turns in order. Calls are answered before the user speaks again; an answer names a call. Answers before
@@ -174,8 +177,15 @@ fn message(turn: &Turn, name: Option<&str>, style: CallStyle) -> Value {
         Turn::User(content) => json!({"role": "user", "content": content}),
         Turn::Assistant { content, reasoning, calls } => {
             let mut message = json!({"role": "assistant", "content": content});
-            if let Some(reasoning) = reasoning {
-                message["reasoning_content"] = reasoning.as_str().into();
+            match reasoning {
+                Some(reasoning) if !style.thoughts_are_thinking => {
+                    message["reasoning_content"] = reasoning.as_str().into();
+                }
+                // That template refuses calls that come with both.
+                Some(reasoning) if content.is_empty() || calls.is_empty() => {
+                    message["thinking"] = reasoning.as_str().into();
+                }
+                _ => {}
             }
             if !calls.is_empty() {
                 message["tool_calls"] = calls.iter().map(|call| past_call(call, style)).collect();
@@ -321,7 +331,8 @@ mod tests {
             ]})
         );
         assert_eq!(plain[2], json!({"role": "tool", "tool_call_id": "call_17", "content": "42"}));
-        let odd = history.for_template(CallStyle { arguments_are_text: true, has_short_ids: true });
+        let odd = CallStyle { arguments_are_text: true, has_short_ids: true, ..CallStyle::default() };
+        let odd = history.for_template(odd);
         assert_eq!(odd[1]["tool_calls"][0]["function"]["arguments"], "{\"x\":[1,\"é\"]}");
         let id = odd[1]["tool_calls"][0]["id"].as_str().unwrap();
         assert!(id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{id}");

@@ -87,6 +87,7 @@ impl Fake {
                 max_num_seqs: 8,
                 vocab_size: VOCAB,
                 lanes: 2,
+                grammars: true,
             },
             layout: Layout {
                 device: "paper".into(),
@@ -267,11 +268,20 @@ impl Site {
         Self::start_with(script, |_| {}).await
     }
 
+    /// In front of a device that can't hold the output to a grammar.
+    pub(crate) async fn without_grammars(
+        script: impl Fn(&Request) -> Vec<Play> + Send + Sync + 'static,
+    ) -> Self {
+        let mut fake = Fake::new(script);
+        fake.limits.grammars = false;
+        Self::serve(fake, text_model(), |_| {}).await
+    }
+
     pub(crate) async fn start_with(
         script: impl Fn(&Request) -> Vec<Play> + Send + Sync + 'static,
         change: impl FnOnce(&mut ServerOptions),
     ) -> Self {
-        Self::start_model(script, text_model(), change).await
+        Self::serve(Fake::new(script), text_model(), change).await
     }
 
     pub(crate) async fn start_model(
@@ -279,7 +289,11 @@ impl Site {
         text: TextModel,
         change: impl FnOnce(&mut ServerOptions),
     ) -> Self {
-        let fake = Arc::new(Fake::new(script));
+        Self::serve(Fake::new(script), text, change).await
+    }
+
+    async fn serve(fake: Fake, text: TextModel, change: impl FnOnce(&mut ServerOptions)) -> Self {
+        let fake = Arc::new(fake);
         let mut options = ServerOptions::new("tiny", SeedSource::new(7));
         options.aliases = vec!["org/tiny-1".into()];
         change(&mut options);

@@ -1,6 +1,6 @@
 //! Tokens without a model: `/tokenize`, `/detokenize`, `/render`.
 
-use crate::fake::{BOS, IM_END, IM_START, Site, bytes, says};
+use crate::fake::{BOS, IM_END, IM_START, Site, bytes, says, tool_model};
 use serde_json::{Value, json};
 
 fn chat(content: &str) -> Value {
@@ -57,6 +57,23 @@ async fn rendered_tokens_are_the_ones_that_the_model_gets() {
     let first =
         [&[IM_START][..], &bytes("user\nhi"), &[IM_END], &bytes("\n"), &[IM_START], &bytes("assistant\n")];
     assert_eq!(*site.fake.request(0).prompt, first.concat());
+}
+
+#[tokio::test]
+async fn tools_are_part_of_the_prompt_however_its_tokens_are_asked_for() {
+    let site = Site::start_model(says("ok"), tool_model(), |_| {}).await;
+    let function = json!({"name": "look_up", "parameters": {"type": "object", "properties": {}}});
+    let tools = json!([{"type": "function", "function": function}]);
+    for more in [json!({"tools": tools}), json!({"tools": tools, "tool_choice": "none"}), json!({})] {
+        let body = with(chat("hi"), &more);
+        let tokenized = site.post("/tokenize", &body).await.json();
+        let rendered = site.post("/v1/chat/completions/render", &body).await.json();
+        let before = site.fake.taken_now();
+        assert_eq!(site.post("/v1/chat/completions", &body).await.status, 200, "{body}");
+        let prompt = json!(*site.fake.request(before).prompt);
+        assert_eq!((&tokenized["tokens"], &rendered["token_ids"]), (&prompt, &prompt), "{body}");
+    }
+    assert_ne!(site.fake.request(0).prompt, site.fake.request(2).prompt);
 }
 
 #[tokio::test]

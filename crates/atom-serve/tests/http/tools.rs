@@ -1,8 +1,8 @@
 //! Tools and reasoning, from the request's fields to the shape of the answer.
 
-use crate::fake::{MARKERS, Site, answer, bytes, says, text_model_with, tool_model};
+use crate::fake::{MARKERS, Site, TOOL_TEMPLATE, answer, bytes, says, text_model_with, tool_model};
 use atom_base::TokenId;
-use atom_text::{Dialect, ReasoningFormat};
+use atom_text::{Dialect, ReasoningFormat, ToolFormat};
 use serde_json::{Value, json};
 use std::collections::HashSet;
 
@@ -315,4 +315,61 @@ async fn stop_strings_end_the_text_before_it_is_taken_apart() {
     assert_eq!(stopped["finish_reason"], "stop");
     let stopped = site.post(CHAT, &chat(json!({"stop": "</think>"}))).await.json()["choices"][0].clone();
     assert_eq!(stopped["message"]["reasoning_content"], "a stop b");
+}
+
+#[tokio::test]
+async fn templates_that_want_calls_in_their_own_way_get_them_so() {
+    let template = "\
+        {%- macro id(text) %}{% if text | length != 9 %}{{ raise_exception('ids have nine letters') }}{% endif %}{% endmacro %}\
+        {%- for t in tools or [] %}{{ t.function.name }}{% endfor %}\
+        {%- for m in messages %}[{{ m.role }}]{{ m.thinking or '' }}{{ m.content }}\
+        {%- if m.tool_call_id %}{{ id(m.tool_call_id) }}{% endif %}\
+        {%- for c in m.tool_calls or [] %}{{ id(c.id) }}{{ '(' + c.function.arguments + ')' }}{% endfor %}{% endfor %}";
+    let text = text_model_with(template, tool_model().dialect, &MARKERS);
+    let tokenizer = text.tokenizer.clone();
+    let script =
+        "<think>Hm.</think><tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": 1}}</tool_call>";
+    let site = Site::start_model(move |request| answer(request, &marked(script)), text, |_| {}).await;
+    let message = site.post(CHAT, &chat(json!({}))).await.json()["choices"][0]["message"].clone();
+    let id = message["tool_calls"][0]["id"].as_str().unwrap().to_owned();
+    assert!(id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{id}");
+    for id in [id.as_str(), "call_of_another_server"] {
+        let mut message = message.clone();
+        message["tool_calls"][0]["id"] = id.into();
+        let body = chat(json!({"messages": [
+            {"role": "user", "content": "hi"}, message, {"role": "tool", "tool_call_id": id, "content": "sun"},
+        ]}));
+        let response = site.post(CHAT, &body).await;
+        assert_eq!(response.status, 200, "{}", response.text());
+        let prompt = tokenizer.decode(&site.fake.request(site.fake.taken_now() - 1).prompt, false);
+        assert_eq!(prompt, "weather[user]hi[assistant]Hm.({\"city\":1})[tool]sun");
+    }
+}
+
+#[tokio::test]
+async fn harmony_is_read_whether_or_not_there_are_tools() {
+    let markers = ["<|channel|>", "<|message|>", "<|end|>", "<|start|>"];
+    let dialect = Dialect { reasoning: Some(ReasoningFormat::Harmony), tools: Some(ToolFormat::Harmony) };
+    let tokens: Vec<TokenId> = [
+        &[259][..],
+        &bytes("analysis"),
+        &[260],
+        &bytes("Hm."),
+        &[261, 262],
+        &bytes("assistant"),
+        &[259],
+        &bytes("final"),
+        &[260],
+        &bytes("Hello."),
+    ]
+    .concat();
+    let text = text_model_with(TOOL_TEMPLATE, dialect, &markers);
+    let site = Site::start_model(move |request| answer(request, &tokens), text, |_| {}).await;
+    for extra in [json!({}), json!({"tools": []})] {
+        let whole = site.post(CHAT, &chat(extra)).await.json();
+        let message = json!({"role": "assistant", "content": "Hello.", "reasoning_content": "Hm."});
+        assert_eq!(whole["choices"][0]["message"], message);
+        // Three characters and the marker behind them.
+        assert_eq!(whole["usage"]["completion_tokens_details"]["reasoning_tokens"], 4);
+    }
 }

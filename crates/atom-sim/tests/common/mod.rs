@@ -48,6 +48,7 @@ pub(crate) fn request(id: u64, tokens: usize, max_tokens: u32, sampling: Samplin
         stop: StopParams { max_tokens, stop_token_ids: Box::default(), ignore_eos: true },
         lane: None,
         session: None,
+        grammar: None,
     }
 }
 

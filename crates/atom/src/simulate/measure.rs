@@ -248,6 +248,7 @@ impl<'a> Meter<'a> {
             stop: StopParams { max_tokens: tokens as u32, stop_token_ids: Box::default(), ignore_eos: true },
             lane: Some(LaneId(lane as u16)),
             session: None,
+            grammar: None,
         };
         let sink = move |event| {
             let at = Instant::now();

@@ -1,0 +1,236 @@
+//! What a request holds its output to: OpenAI's `response_format`, vLLM's `guided_*` and
+//! `structured_outputs`. One of them at most, read here, compiled on the text thread, and given to the
+//! engine with every choice.
+
+use crate::error::ApiError;
+use crate::fields::{Fields, wrong};
+use crate::generation::Work;
+use crate::server::Server;
+use atom_base::TokenId;
+use atom_engine::{Grammar, GrammarRef, TokenConstraint};
+use atom_text::{GrammarSource, StructuralTag, StructuralTags};
+use serde_json::Value;
+use std::sync::Arc;
+
+/// A constraint as a client asks for it.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    /// The field that it came in.
+    name: String,
+    source: GrammarSource,
+}
+
+/// A compiled grammar as the engine takes it.
+struct Held(atom_text::Grammar);
+
+/// One continuation of it.
+struct Continuation(atom_text::Constraint);
+
+/// Takes all fields that constrain the output.
+pub(crate) fn read(fields: &mut Fields) -> Result<Option<Wanted>, ApiError> {
+    let mut wanted = read_response_format(fields)?;
+    for name in ["guided_json", "guided_regex", "guided_choice", "guided_grammar"] {
+        if let Some(value) = fields.take(name) {
+            let kind = name.strip_prefix("guided_").expect("all of these names begin so");
+            only(&mut wanted, name, read_source(name, kind, value)?)?;
+        }
+    }
+    if let Some(value) = fields.take("structured_outputs") {
+        let mut inner = Fields::nested("structured_outputs", value)?;
+        for kind in ["json", "regex", "choice", "grammar", "structural_tag"] {
+            if let Some(value) = inner.take(kind) {
+                let name = inner.name(kind);
+                only(&mut wanted, &name, read_source(&name, kind, value)?)?;
+            }
+        }
+        if inner.boolean("json_object")? == Some(true) {
+            only(&mut wanted, &inner.name("json_object"), GrammarSource::JsonObject)?;
+        }
+        inner.finish()?;
+    }
+    Ok(wanted)
+}
+
+/// Compiles what the request asks for. Runs on a text thread.
+pub(crate) fn compile(server: &Server, work: &mut Work) -> Result<(), ApiError> {
+    match work.params.constraint.take() {
+        Some(Wanted { name, source }) => constrain(server, work, &name, &source),
+        None => Ok(()),
+    }
+}
+
+/// Holds every choice of a request to a grammar; `name` is the field that asks for it. Runs on a text thread.
+pub(crate) fn constrain(
+    server: &Server,
+    work: &mut Work,
+    name: &str,
+    source: &GrammarSource,
+) -> Result<(), ApiError> {
+    if work.params.grammar.is_some() || work.params.constraint.is_some() {
+        return Err(twice(name, "another constraint of the output"));
+    }
+    if !server.engine.limits().grammars {
+        return Err(ApiError::Unsupported { name: name.to_owned(), reason: NO_GRAMMARS });
+    }
+    if work.params.ignore_eos {
+        return Err(ApiError::BadField {
+            name: "ignore_eos".into(),
+            found: "true".into(),
+            expected: format!("false beside '{name}': a complete text can't go on"),
+        });
+    }
+    let grammar = server.vocabulary().and_then(|vocabulary| vocabulary.compile(source));
+    let grammar = grammar.map_err(|error| ApiError::Grammar { name: name.to_owned(), error })?;
+    work.params.grammar = Some(GrammarRef(Arc::new(Held(grammar))));
+    Ok(())
+}
+
+fn read_response_format(fields: &mut Fields) -> Result<Option<Wanted>, ApiError> {
+    let name = "response_format";
+    let Some(value) = fields.take(name) else { return Ok(None) };
+    let mut inner = Fields::nested(name, value)?;
+    let kind = inner.string("type")?.ok_or_else(|| ApiError::Missing {
+        name: inner.name("type"),
+        expected: "it is one of text, json_object, json_schema and structural_tag",
+    })?;
+    let source = match kind.as_str() {
+        "text" => None,
+        "json_object" => Some(GrammarSource::JsonObject),
+        "json_schema" => {
+            let schema = inner.take("json_schema").ok_or_else(|| ApiError::Missing {
+                name: inner.name("json_schema"),
+                expected: "send an object with a name and a schema",
+            })?;
+            Some(read_json_schema(&inner.name("json_schema"), schema)?)
+        }
+        "structural_tag" => Some(read_tags(&mut inner)?),
+        _ => {
+            let expected = "one of \"text\", \"json_object\", \"json_schema\" and \"structural_tag\"";
+            return Err(wrong(&inner.name("type"), &Value::String(kind), expected));
+        }
+    };
+    inner.finish()?;
+    Ok(source.map(|source| Wanted { name: name.into(), source }))
+}
+
+/// `strict` changes nothing: the schema always holds.
+fn read_json_schema(name: &str, value: Value) -> Result<GrammarSource, ApiError> {
+    let mut inner = Fields::nested(name, value)?;
+    let title = inner.string("name")?;
+    if title.is_none_or(|title| title.is_empty()) {
+        return Err(ApiError::Missing { name: inner.name("name"), expected: "give the schema a name" });
+    }
+    inner.string("description")?;
+    inner.boolean("strict")?;
+    let schema = inner.take("schema").ok_or_else(|| ApiError::Missing {
+        name: inner.name("schema"),
+        expected: "send the JSON schema; for any JSON object, use the type json_object",
+    })?;
+    inner.finish()?;
+    Ok(GrammarSource::JsonSchema(schema))
+}
+
+fn read_source(name: &str, kind: &str, value: Value) -> Result<GrammarSource, ApiError> {
+    match (kind, value) {
+        // A schema may come as text, since some clients make it so.
+        ("json", value) => Ok(GrammarSource::JsonSchema(object_or_text(name, value)?)),
+        ("regex", Value::String(text)) => Ok(GrammarSource::Regex(text)),
+        ("grammar", Value::String(text)) => Ok(GrammarSource::Lark(text)),
+        ("choice", Value::Array(items)) => {
+            let choices = items.into_iter().enumerate().map(|(at, item)| match item {
+                Value::String(text) => Ok(text),
+                other => Err(wrong(&format!("{name}[{at}]"), &other, "a string")),
+            });
+            Ok(GrammarSource::Choice(choices.collect::<Result<_, _>>()?))
+        }
+        ("structural_tag", value) => {
+            let mut inner = Fields::nested(name, object_or_text(name, value)?)?;
+            if inner.string("type")?.is_some_and(|kind| kind != "structural_tag") {
+                return Err(ApiError::Unsupported {
+                    name: inner.name("type"),
+                    reason: "tags are of the type structural_tag, with structures and triggers",
+                });
+            }
+            let tags = read_tags(&mut inner)?;
+            inner.finish()?;
+            Ok(tags)
+        }
+        ("choice", other) => Err(wrong(name, &other, "a list of strings")),
+        (_, other) => Err(wrong(name, &other, "a string")),
+    }
+}
+
+fn object_or_text(name: &str, value: Value) -> Result<Value, ApiError> {
+    let Value::String(text) = value else { return Ok(value) };
+    serde_json::from_str(&text).map_err(|error| ApiError::BadField {
+        name: name.to_owned(),
+        found: format!("a text of {} bytes that is not JSON ({error})", text.len()),
+        expected: "an object, or the same as JSON text".into(),
+    })
+}
+
+fn read_tags(fields: &mut Fields) -> Result<GrammarSource, ApiError> {
+    let missing = |name: String, expected| ApiError::Missing { name, expected };
+    let structures = fields.list("structures")?;
+    let structures =
+        structures.ok_or_else(|| missing(fields.name("structures"), "send a list of structures"))?;
+    let triggers = fields.list("triggers")?;
+    let triggers = triggers.ok_or_else(|| missing(fields.name("triggers"), "send a list of texts"))?;
+    let triggers = triggers.into_iter().enumerate().map(|(at, item)| match item {
+        Value::String(text) => Ok(text),
+        other => Err(wrong(&format!("{}[{at}]", fields.name("triggers")), &other, "a string")),
+    });
+    let triggers = triggers.collect::<Result<_, _>>()?;
+    let tags = structures.into_iter().enumerate().map(|(at, item)| {
+        let mut inner = Fields::nested(&format!("{}[{at}]", fields.name("structures")), item)?;
+        let text = |inner: &mut Fields, name: &str| {
+            let text = inner.string(name)?;
+            text.ok_or_else(|| missing(inner.name(name), "send a text; it may be empty"))
+        };
+        let (begin, end) = (text(&mut inner, "begin")?, text(&mut inner, "end")?);
+        let schema =
+            inner.take("schema").ok_or_else(|| missing(inner.name("schema"), "send a JSON schema"))?;
+        inner.finish()?;
+        Ok(StructuralTag { begin, schema, end })
+    });
+    let tags = tags.collect::<Result<_, ApiError>>()?;
+    Ok(GrammarSource::StructuralTags(StructuralTags { triggers, tags }))
+}
+
+fn only(wanted: &mut Option<Wanted>, name: &str, source: GrammarSource) -> Result<(), ApiError> {
+    match wanted {
+        Some(first) => Err(twice(name, &format!("'{}'", first.name))),
+        None => {
+            *wanted = Some(Wanted { name: name.to_owned(), source });
+            Ok(())
+        }
+    }
+}
+
+fn twice(name: &str, first: &str) -> ApiError {
+    ApiError::BadField {
+        name: name.to_owned(),
+        found: format!("given beside {first}"),
+        expected: "the only constraint of the output".into(),
+    }
+}
+
+impl Grammar for Held {
+    fn start(&self) -> Result<Box<dyn TokenConstraint>, String> {
+        Ok(Box::new(Continuation(self.0.start())))
+    }
+}
+
+impl TokenConstraint for Continuation {
+    fn mask(&mut self, allowed: &mut [u32]) -> Result<(), String> {
+        self.0.mask(allowed)
+    }
+
+    fn advance(&mut self, token: TokenId) -> Result<(), String> {
+        self.0.advance(token)
+    }
+}
+
+/// As the engine's own refusal, which nothing comes to from here.
+const NO_GRAMMARS: &str =
+    "the device that it runs on can't hold the output to a grammar yet; one with --device cpu can";
