@@ -6,7 +6,9 @@ use crate::fake::{Play, Site, answer, bytes, says, text_model};
 use atom_base::hash::{FNV_64, fnv1a_64};
 use atom_base::limits::BODY_BYTES_MAX;
 use atom_engine::{EngineError, Event, Refusal};
+use atom_serve::ApiKeys;
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 const PATH: &str = "/v1/messages";
 const COUNT: &str = "/v1/messages/count_tokens";
@@ -307,6 +309,25 @@ async fn failures_have_the_types_and_statuses_of_the_api() {
     let response = site.post(PATH, &ask(json!({}))).await;
     assert_eq!((response.status, error(&response).0.as_str()), (429, "rate_limit_error"));
     assert!(response.header("retry-after").is_some());
+}
+
+#[tokio::test]
+async fn a_wrong_key_is_an_authentication_error_and_the_apis_own_header_opens() {
+    let site = Site::start_with(says("ok"), |options| {
+        options.api_keys = Arc::new(ApiKeys::new(["sk-one"]).unwrap());
+    })
+    .await;
+    let body = ask(json!({})).to_string();
+    for (key, status) in [("sk-one", 200), ("sk-two", 401)] {
+        for path in [PATH, COUNT] {
+            let body = if path == COUNT { body.replace("\"max_tokens\":100,", "") } else { body.clone() };
+            let mut client = site.client().await;
+            client.send("POST", path, &[JSON, ("x-api-key", key)], body.as_bytes()).await;
+            let response = client.response().await;
+            assert_eq!(response.status, status, "{}", response.text());
+            assert!(status == 200 || error(&response).0 == "authentication_error");
+        }
+    }
 }
 
 #[tokio::test]
