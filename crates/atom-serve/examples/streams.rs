@@ -93,6 +93,7 @@ impl Paced {
     fn new() -> Self {
         Self {
             limits: EngineLimits {
+                grammars: false,
                 max_model_len: 1 << 16,
                 cache_tokens: 1 << 16,
                 queue_max: 1 << 16,

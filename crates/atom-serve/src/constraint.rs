@@ -54,6 +54,9 @@ pub(crate) fn read(fields: &mut Fields) -> Result<Option<Wanted>, ApiError> {
 /// Compiles what the request asks for. Runs on a text thread.
 pub(crate) fn compile(server: &Server, work: &mut Work) -> Result<(), ApiError> {
     match work.params.constraint.take() {
+        Some(Wanted { name, .. }) if work.reading.begins_in_reasoning() => {
+            Err(ApiError::ThinksFirst { name })
+        }
         Some(Wanted { name, source }) => constrain(server, work, &name, &source),
         None => Ok(()),
     }
@@ -83,6 +86,37 @@ pub(crate) fn constrain(
     let grammar = grammar.map_err(|error| ApiError::Grammar { name: name.to_owned(), error })?;
     work.params.grammar = Some(GrammarRef(Arc::new(Held(grammar))));
     Ok(())
+}
+
+/// Takes a format as newer APIs spell it: the schema beside its type.
+pub(crate) fn read_format(fields: &mut Fields, name: &str) -> Result<Option<Wanted>, ApiError> {
+    let place = fields.name(name);
+    let Some(value) = fields.take(name) else { return Ok(None) };
+    let mut inner = Fields::nested(&place, value)?;
+    let kind = inner.string("type")?.ok_or_else(|| ApiError::Missing {
+        name: inner.name("type"),
+        expected: "it is one of text, json_object and json_schema",
+    })?;
+    let source = match kind.as_str() {
+        "text" => None,
+        "json_object" => Some(GrammarSource::JsonObject),
+        "json_schema" => {
+            inner.string("name")?;
+            inner.string("description")?;
+            inner.boolean("strict")?;
+            let schema = inner.take("schema").ok_or_else(|| ApiError::Missing {
+                name: inner.name("schema"),
+                expected: "send the JSON schema",
+            })?;
+            Some(GrammarSource::JsonSchema(schema))
+        }
+        _ => {
+            let expected = "one of \"text\", \"json_object\" and \"json_schema\"";
+            return Err(wrong(&inner.name("type"), &Value::String(kind), expected));
+        }
+    };
+    inner.finish()?;
+    Ok(source.map(|source| Wanted { name: place, source }))
 }
 
 fn read_response_format(fields: &mut Fields) -> Result<Option<Wanted>, ApiError> {

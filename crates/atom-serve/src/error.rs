@@ -82,12 +82,18 @@ pub(crate) enum ApiError {
     /// The client's fault: wrong type or out of range.
     #[error("'{name}' is {found}; it must be {expected}")]
     BadField { name: String, found: String, expected: String },
-    /// Our gap: the model could be held to it only while it writes.
+    /// Our gap: an answer that may call or not is not held to a grammar yet.
     #[error(
-        "'{name}' asks that the answer be held to a form, which needs constrained decoding; this server can't do \
-         that for tools yet: send tool_choice \"auto\" and tools without 'strict'"
+        "'strict' tools are held to their schemas only where the answer must call one: send tool_choice \"required\" \
+         or a function's name, or tools without 'strict'"
     )]
-    NeedsGrammar { name: String },
+    StrictByChoice,
+    /// The client's fault: thoughts would have to follow the grammar, and the answer be empty.
+    #[error(
+        "'{name}' constrains the whole answer, but the prompt leaves this model thinking; switch that off (reasoning_effort \
+         \"none\" or chat_template_kwargs)"
+    )]
+    ThinksFirst { name: String },
     /// The client's fault, or our gap: the field would change the answer and this server can't do it.
     #[error("'{name}' is not supported by this server ({reason}); leave it out")]
     Unsupported { name: String, reason: &'static str },
@@ -223,7 +229,8 @@ impl ApiError {
             Self::Sampling(SamplingError { name, .. }) => {
                 invalid(StatusCode::BAD_REQUEST).code("invalid_value").param(*name)
             }
-            Self::Unsupported { name, .. } | Self::NeedsGrammar { name } => {
+            Self::StrictByChoice => invalid(StatusCode::BAD_REQUEST).code("unsupported_field").param("tools"),
+            Self::Unsupported { name, .. } | Self::ThinksFirst { name } => {
                 invalid(StatusCode::BAD_REQUEST).code("unsupported_field").param(name.clone())
             }
             Self::UnknownField { name } => {

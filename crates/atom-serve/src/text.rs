@@ -89,6 +89,23 @@ impl Reading {
         Detokenizer::new(tokenizer, true).showing(&self.dialect.markers())
     }
 
+    /// The prompt leaves the model in the middle of its thoughts.
+    pub(crate) fn begins_in_reasoning(&self) -> bool {
+        self.start == AnswerStart::Reasoning
+    }
+
+    /// The grammar of an answer that calls one of `tools`, or several if `parallel`; `None` where nobody knows
+    /// how the model writes calls. Thoughts may come before.
+    pub(crate) fn call_grammar(
+        &self,
+        tokenizer: &Tokenizer,
+        tools: &[Tool],
+        parallel: bool,
+    ) -> Option<String> {
+        let format = self.dialect.tools?;
+        Some(self.dialect.call_grammar_for(tokenizer, self.start, format, tools, parallel))
+    }
+
     /// True if reasoning is told apart.
     pub(crate) fn knows_reasoning(&self) -> bool {
         self.dialect.reasoning.is_some()

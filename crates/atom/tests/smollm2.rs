@@ -5,7 +5,7 @@
 mod common;
 #[path = "common/model.rs"]
 mod model;
-#[expect(dead_code, reason = "the binary's own module; only the tokenizer is used here")]
+#[allow(dead_code, reason = "the binary's own module; only the tokenizer is used here")]
 #[path = "../src/text.rs"]
 mod text;
 

@@ -4,6 +4,7 @@
 use super::history::History;
 use super::thinking::Variables;
 use super::tools::{ToolChoice, Tools};
+use crate::constraint::constrain;
 use crate::error::ApiError;
 use crate::fields::wrong;
 use crate::generation::{Prompt, Work};
@@ -11,6 +12,7 @@ use crate::params::Params;
 use crate::prompt::encode;
 use crate::server::{Server, unix_s};
 use atom_engine::Refusal;
+use atom_text::GrammarSource;
 use atom_text::{AnswerStart, TemplateInput};
 use serde_json::json;
 
@@ -68,19 +70,28 @@ impl Conversation {
         let reading = server.text.reading(&rendered, self.tools.offered(), calls_max);
         let mut work =
             Work { params, prompts: vec![Prompt { tokens, max_tokens, echo: None }], session: None, reading };
-        constrain_calls(&mut work, &self.tools)?;
+        constrain_calls(server, &mut work, &self.tools)?;
         Ok(work)
     }
 }
 
 /// Holds the answer to the calls that the request insists on: the one place where tools meet the grammar.
-fn constrain_calls(_work: &mut Work, tools: &Tools) -> Result<(), ApiError> {
-    let refuse = |name: &str| Err(ApiError::NeedsGrammar { name: name.to_owned() });
-    match tools.choice() {
-        ToolChoice::Required | ToolChoice::Named(_) => refuse("tool_choice"),
-        ToolChoice::Auto if tools.are_strict() => refuse("tools"),
-        ToolChoice::None | ToolChoice::Auto => Ok(()),
-    }
+/// Their arguments follow the schemas, whether `strict` or not.
+fn constrain_calls(server: &Server, work: &mut Work, tools: &Tools) -> Result<(), ApiError> {
+    let offered = tools.offered();
+    let chosen = match tools.choice() {
+        ToolChoice::None => return Ok(()),
+        ToolChoice::Auto if tools.are_strict() => return Err(ApiError::StrictByChoice),
+        ToolChoice::Auto => return Ok(()),
+        ToolChoice::Required => &offered[..],
+        ToolChoice::Named(name) => {
+            let at = offered.iter().position(|tool| tool.name == *name);
+            std::slice::from_ref(&offered[at.expect("a named choice is one of the tools: checked when read")])
+        }
+    };
+    let grammar = work.reading.call_grammar(&server.text.tokenizer, chosen, tools.is_parallel());
+    let grammar = grammar.expect("tools are offered only where the format of calls is known");
+    constrain(server, work, "tool_choice", &GrammarSource::Lark(grammar))
 }
 
 /// What is left of the context behind a prompt: the default of `max_tokens`.

@@ -4,6 +4,7 @@ use super::blocks::Thinking;
 use super::{MessagesShape, content, thinking, tools};
 use crate::chat::conversation::Conversation;
 use crate::chat::thinking::Variables;
+use crate::constraint;
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 use crate::generation::Work;
@@ -25,6 +26,7 @@ pub(crate) fn read(server: &Server, body: &[u8]) -> Result<(Work, MessagesShape)
     params.stream = fields.boolean("stream")?.unwrap_or(false).then(StreamOptions::default);
     read_metadata(&mut fields)?;
     take_harmless(&mut fields)?;
+    params.constraint = constraint::read_format(&mut fields, "output_format")?;
     fields.finish()?;
 
     // Without a bound of its own the request gets what is left of the context. The API takes a bound
@@ -43,6 +45,8 @@ pub(crate) fn count(server: &Server, body: &[u8]) -> Result<Value, ApiError> {
     server.resolve_model(fields.string("model")?)?;
     let (conversation, _) = read_conversation(&mut fields, server, None)?;
     take_harmless(&mut fields)?;
+    // It holds the answer, and says nothing in the prompt.
+    constraint::read_format(&mut fields, "output_format")?;
     fields.finish()?;
     let tokens = encode(server, &conversation.render(server)?, false)?;
     Ok(json!({"input_tokens": tokens.len()}))
@@ -123,8 +127,7 @@ fn take_harmless(fields: &mut Fields) -> Result<(), ApiError> {
     fields.refuse_unless("mcp_servers", "no tools run on this server", |value| *value == json!([]))?;
     fields.refuse_unless("container", "no code runs on this server", |_| false)?;
     fields.refuse_unless("inference_geo", "it runs where it runs", |_| false)?;
-    fields.refuse_unless("context_management", "messages are taken as they are", keeps_all)?;
-    fields.refuse_unless("output_format", STRUCTURED, |_| false)
+    fields.refuse_unless("context_management", "messages are taken as they are", keeps_all)
 }
 
 /// An order to edit nothing.
@@ -133,5 +136,3 @@ fn keeps_all(value: &Value) -> bool {
     value.as_object().is_some_and(|fields| fields.keys().all(|name| name == "edits"))
         && edits.iter().all(|edit| *edit == json!({"type": "clear_thinking_20251015", "keep": "all"}))
 }
-
-pub(super) const STRUCTURED: &str = "the output can't be constrained yet";

@@ -1,7 +1,6 @@
 //! What a request says of thinking.
 
 use super::blocks::Thinking;
-use super::body::STRUCTURED;
 use crate::chat::thinking::Variables;
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
@@ -59,7 +58,7 @@ pub(super) fn read(
         if let Some(effort) = inner.string("effort")? {
             variables.effort(template, &effort, "output_config.effort")?;
         }
-        inner.refuse_unless("format", STRUCTURED, |_| false)?;
+        inner.refuse_unless("format", "send output_format", |_| false)?;
         inner.finish()?;
     }
     Ok(thinking)

@@ -138,26 +138,26 @@ async fn tools_that_are_none_are_refused_by_place() {
 }
 
 #[tokio::test]
-async fn calls_that_must_come_are_refused_while_nothing_could_force_them() {
+async fn calls_that_must_come_are_held_to_a_grammar_and_strict_tools_need_one_that_must_come() {
     let site = Site::start_model(says("ok"), tool_model(), |_| {}).await;
     let strict = json!({"type": "function", "function": {"name": "f", "strict": true}});
-    check(
-        &site,
-        &[
-            (
-                json!({"tools": [tool("f")], "tool_choice": "required"}),
-                "tool_choice",
-                &["constrained decoding"],
-            ),
-            (
-                json!({"tools": [tool("f")], "tool_choice": tool("f")}),
-                "tool_choice",
-                &["constrained decoding"],
-            ),
-            (json!({"tools": [strict]}), "tools", &["constrained decoding", "'strict'"]),
-        ],
-    )
-    .await;
+    check(&site, &[(json!({"tools": [strict]}), "tools", &["'strict'", "\"required\""])]).await;
+    let constrained = |fields: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "x"}], "tools": [tool("f"), strict]});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        body
+    };
+    for (choice, held) in [(json!("none"), false), (json!("required"), true), (tool("f"), true)] {
+        let body = constrained(json!({"tools": [tool("f"), tool("g")], "tool_choice": choice}));
+        let response = site.post("/v1/chat/completions", &body).await;
+        assert_eq!(response.status, 200, "{body}: {}", response.text());
+        assert_eq!(site.fake.taken.lock().unwrap().last().unwrap().grammar.is_some(), held, "{choice}");
+    }
+    let twice = constrained(json!({
+        "tools": [tool("f")], "tool_choice": "required", "response_format": {"type": "json_object"},
+    }));
+    let response = site.post("/v1/chat/completions", &twice).await;
+    assert_eq!(response.status, 400, "{}", response.text());
 }
 
 #[tokio::test]

@@ -30,12 +30,19 @@ fn is_refused(response: &Response, words: &str) {
 async fn without_a_key_only_the_health_is_told() {
     let site = locked().await;
     let mut client = site.client().await;
-    for path in ["/health", "/health/live", "/health/ready", "/ping"] {
+    // The page asks for a key, and what it calls wants it.
+    for path in ["/health", "/health/live", "/health/ready", "/ping", "/"] {
         assert_eq!(client.get(path).await.status, 200, "{path}");
     }
-    for path in
-        ["/v1/models", "/metrics", "/version", "/nowhere", "/health/other", "/v1/chat/completions", "/"]
-    {
+    for path in [
+        "/v1/models",
+        "/metrics",
+        "/version",
+        "/nowhere",
+        "/health/other",
+        "/v1/chat/completions",
+        "/debug/steps",
+    ] {
         is_refused(&client.get(path).await, "wants an API key");
     }
     for path in ["/v1/chat/completions", "/v1/completions", "/admin/pause", "/admin/exit"] {

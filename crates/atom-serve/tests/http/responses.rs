@@ -162,7 +162,7 @@ async fn what_is_not_kept_or_not_built_is_refused_by_name() {
             "stream_options.include_obfuscation",
             &[],
         ),
-        (json!({"text": {"format": {"type": "json_object"}}}), "text.format", &["constrained"]),
+        (json!({"text": {"format": {"type": "xml"}}}), "text.format.type", &["json_schema"]),
         (json!({"text": {"verbosity": "high"}}), "text.verbosity", &[]),
         (json!({"reasoning": {"summary": "detailed"}}), "reasoning.summary", &["itself is in the answer"]),
         (json!({"reasoning": {"effort": "huge"}}), "reasoning.effort", &["low"]),

@@ -1,8 +1,9 @@
 use super::vocabulary::{COMPILE_TIME_MAX, CompileLimits};
 use super::*;
-use crate::Tokenizer;
-use crate::testing::{Draws, byte_tokenizer};
+use crate::testing::{Draws, byte_tokenizer, byte_vocabulary};
+use crate::{AnswerParser, AnswerPart, AnswerStart, Dialect, Tokenizer, TokenizerSource, Tool, ToolFormat};
 use serde_json::{Value, json};
+use std::sync::Arc;
 use std::time::Duration;
 
 fn vocabulary(tokenizer: &Tokenizer) -> GrammarVocabulary {
@@ -326,4 +327,56 @@ fn compiling_is_bounded_in_time_and_in_number() {
     assert!(!errors.is_empty() && errors.iter().all(|text| text.contains("more than 0ns")), "{errors:?}");
     vocabulary.limit(CompileLimits { time: COMPILE_TIME_MAX, at_once: 1_000 });
     assert!(vocabulary.compile(&source).is_ok());
+}
+
+/// What `tool_choice: "required"` promises, for every format and for markers that are tokens or text.
+#[test]
+fn an_answer_within_the_masks_of_a_call_grammar_calls_an_offered_tool_with_arguments_of_its_schema() {
+    let schema = json!({
+        "type": "object",
+        "properties": {"unit": {"enum": ["C", "F"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["unit", "days"],
+        "additionalProperties": false,
+    });
+    let tool =
+        |name: &str| Tool { name: name.into(), description: None, parameters: schema.clone(), strict: false };
+    let tools: Arc<[Tool]> = [tool("weather"), tool("tide")].into();
+    for format in ToolFormat::ALL {
+        let dialect = Dialect { reasoning: None, tools: Some(format) };
+        let mut vocabulary_with_markers = byte_vocabulary();
+        for marker in dialect.markers() {
+            vocabulary_with_markers.tokens.push(marker.into());
+            vocabulary_with_markers.token_types.push(3);
+        }
+        let with_markers = Tokenizer::load(&TokenizerSource::Gguf(vocabulary_with_markers)).unwrap();
+        for tokenizer in [byte_tokenizer(), with_markers] {
+            let lark = dialect.call_grammar_for(&tokenizer, AnswerStart::Content, format, &tools, false);
+            let grammar = vocabulary(&tokenizer).compile(&GrammarSource::Lark(lark.clone()));
+            let grammar = grammar.unwrap_or_else(|error| panic!("{}: {error}: {lark}", format.name()));
+            let (mut draws, mut ended) = (Draws::new(11), 0);
+            for _ in 0..6 {
+                let Some(text) = walk(&tokenizer, &grammar, &mut draws) else { continue };
+                ended += 1;
+                let mut parser = AnswerParser::new(dialect, AnswerStart::Content, tools.clone());
+                let mut parts = Vec::new();
+                parser.push(&text, &mut parts);
+                parser.finish(&mut parts);
+                let (mut names, mut arguments) = (Vec::new(), String::new());
+                for part in parts {
+                    match part {
+                        AnswerPart::Call { name, .. } => names.push(name),
+                        AnswerPart::Arguments { json, .. } => arguments.push_str(&json),
+                        AnswerPart::Content(said) => assert!(said.trim().is_empty(), "{said:?} in {text:?}"),
+                        AnswerPart::Reasoning(thought) => panic!("{thought:?} in {text:?}"),
+                    }
+                }
+                let case = format!("{}: {text:?}", format.name());
+                assert!(names == ["weather"] || names == ["tide"], "{names:?}: {case}");
+                let arguments: Value =
+                    serde_json::from_str(&arguments).unwrap_or_else(|error| panic!("{error}: {case}"));
+                assert!(validates(&schema, &schema, &arguments), "{arguments}: {case}");
+            }
+            assert!(ended > 0, "{}: no walk came to its end: {lark}", format.name());
+        }
+    }
 }
