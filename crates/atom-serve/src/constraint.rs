@@ -85,6 +85,35 @@ pub(crate) fn constrain(
     Ok(())
 }
 
+/// Takes the field `name` in which the younger APIs say the format of the answer: a schema stands beside its
+/// type. `strict` changes nothing: the schema always holds.
+pub(crate) fn read_format(fields: &mut Fields, name: &str) -> Result<Option<Wanted>, ApiError> {
+    let place = fields.name(name);
+    let Some(value) = fields.take(name) else { return Ok(None) };
+    let mut inner = Fields::nested(&place, value)?;
+    let kind = inner.required_string("type", "it is one of text, json_object and json_schema")?;
+    let source = match kind.as_str() {
+        "text" => None,
+        "json_object" => Some(GrammarSource::JsonObject),
+        "json_schema" => {
+            inner.string("name")?;
+            inner.string("description")?;
+            inner.boolean("strict")?;
+            let schema = inner.take("schema").ok_or_else(|| ApiError::Missing {
+                name: inner.name("schema"),
+                expected: "send the JSON schema; for any JSON object, use the type json_object",
+            })?;
+            Some(GrammarSource::JsonSchema(schema))
+        }
+        _ => {
+            let expected = "one of \"text\", \"json_object\" and \"json_schema\"";
+            return Err(wrong(&inner.name("type"), &Value::String(kind), expected));
+        }
+    };
+    inner.finish()?;
+    Ok(source.map(|source| Wanted { name: place, source }))
+}
+
 fn read_response_format(fields: &mut Fields) -> Result<Option<Wanted>, ApiError> {
     let name = "response_format";
     let Some(value) = fields.take(name) else { return Ok(None) };

@@ -3,6 +3,7 @@
 use super::{ResponsesShape, input, tools};
 use crate::chat::conversation::Conversation;
 use crate::chat::thinking::Variables;
+use crate::constraint::{self, Wanted};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generation::Work;
@@ -27,7 +28,7 @@ pub(crate) fn read(server: &Server, body: &[u8]) -> Result<(Work, ResponsesShape
     let tools = tools::read(&mut fields, &mut echo)?;
     let history = input::read(&mut fields, instructions.as_deref())?;
     let variables = read_reasoning(&mut fields, server, &mut echo)?;
-    read_text(&mut fields, &mut echo)?;
+    params.constraint = read_text(&mut fields, &mut echo)?;
     fields.finish()?;
 
     echo.insert("instructions".into(), instructions.map_or(Value::Null, Value::from));
@@ -144,17 +145,20 @@ fn read_reasoning(
     Ok(variables)
 }
 
-fn read_text(fields: &mut Fields, echo: &mut Map<String, Value>) -> Result<(), ApiError> {
+/// The format that the answer must have, which every response repeats.
+fn read_text(fields: &mut Fields, echo: &mut Map<String, Value>) -> Result<Option<Wanted>, ApiError> {
+    let (mut wanted, mut format) = (None, json!({"type": "text"}));
     if let Some(text) = fields.take("text") {
+        if let Some(asked) = text.get("format").filter(|asked| !asked.is_null()) {
+            format = asked.clone();
+        }
         let mut inner = Fields::nested("text", text)?;
-        inner.refuse_unless("format", "the output can't be constrained yet", |value| {
-            *value == json!({"type": "text"})
-        })?;
+        wanted = constraint::read_format(&mut inner, "format")?;
         inner.refuse_unless("verbosity", "no model here knows it", |value| value == "medium")?;
         inner.finish()?;
     }
-    echo.insert("text".into(), json!({"format": {"type": "text"}}));
-    Ok(())
+    echo.insert("text".into(), json!({"format": format}));
+    Ok(wanted)
 }
 
 /// The decimal number that was meant: 0.7, not the nearest binary one.
