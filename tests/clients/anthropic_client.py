@@ -1,6 +1,7 @@
 """What Anthropic's official client must get from a server of SmolLM2-135M-Instruct: run by tests/clients/run."""
 
 import asyncio
+import json
 import sys
 
 import anthropic
@@ -57,6 +58,19 @@ assert "7" not in stopped.content[0].text
 cut = client.messages.create(**{**base, "messages": count, "max_tokens": 3})
 assert cut.stop_reason == "max_tokens" and cut.usage.output_tokens == 3, cut
 client.messages.create(**{**base, "max_tokens": 3}, thinking={"type": "disabled"}, metadata={"user_id": "me"})
+
+# A format of the answer holds, whole and streamed.
+schema = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+shaped = {**base, "max_tokens": 60, "output_config": {"format": {"type": "json_schema", "schema": schema}}}
+whole = client.messages.create(**shaped)
+assert whole.stop_reason == "end_turn" and list(json.loads(whole.content[0].text)) == ["city"], whole
+with client.messages.stream(**shaped) as stream:
+    assert "".join(stream.text_stream) == whole.content[0].text
 
 # A repeated prompt is found in the cache.
 long = [{"role": "user", "content": "Tell me about the sea. " * 40}]

@@ -1,6 +1,7 @@
 """What the official client's responses API must get from a server of SmolLM2-135M-Instruct: run by tests/clients/run."""
 
 import asyncio
+import json
 import sys
 
 import openai
@@ -43,6 +44,17 @@ talk = [{"role": "user", "content": base["input"]}, *answer.output, {"role": "us
 assert client.responses.create(**{**base, "input": talk}).output_text
 cut = client.responses.create(**{**base, "max_output_tokens": 2})
 assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens"), cut
+
+# A format of the answer holds.
+schema = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+format = {"type": "json_schema", "name": "place", "schema": schema, "strict": True}
+shaped = client.responses.create(**{**base, "max_output_tokens": 60}, text={"format": format})
+assert shaped.status == "completed" and list(json.loads(shaped.output_text)) == ["city"], shaped
 
 # What isn't kept or can't be done is refused by name.
 refused = (

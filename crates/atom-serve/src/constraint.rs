@@ -88,15 +88,13 @@ pub(crate) fn constrain(
     Ok(())
 }
 
-/// Takes a format as newer APIs spell it: the schema beside its type.
+/// Takes the field `name` in which the younger APIs say the format of the answer: a schema stands beside its
+/// type. `strict` changes nothing: the schema always holds.
 pub(crate) fn read_format(fields: &mut Fields, name: &str) -> Result<Option<Wanted>, ApiError> {
     let place = fields.name(name);
     let Some(value) = fields.take(name) else { return Ok(None) };
     let mut inner = Fields::nested(&place, value)?;
-    let kind = inner.string("type")?.ok_or_else(|| ApiError::Missing {
-        name: inner.name("type"),
-        expected: "it is one of text, json_object and json_schema",
-    })?;
+    let kind = inner.required_string("type", "it is one of text, json_object and json_schema")?;
     let source = match kind.as_str() {
         "text" => None,
         "json_object" => Some(GrammarSource::JsonObject),
@@ -106,7 +104,7 @@ pub(crate) fn read_format(fields: &mut Fields, name: &str) -> Result<Option<Want
             inner.boolean("strict")?;
             let schema = inner.take("schema").ok_or_else(|| ApiError::Missing {
                 name: inner.name("schema"),
-                expected: "send the JSON schema",
+                expected: "send the JSON schema; for any JSON object, use the type json_object",
             })?;
             Some(GrammarSource::JsonSchema(schema))
         }

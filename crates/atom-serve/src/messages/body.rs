@@ -4,7 +4,7 @@ use super::blocks::Thinking;
 use super::{MessagesShape, content, thinking, tools};
 use crate::chat::conversation::Conversation;
 use crate::chat::thinking::Variables;
-use crate::constraint;
+use crate::constraint::Wanted;
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 use crate::generation::Work;
@@ -19,14 +19,14 @@ pub(crate) fn read(server: &Server, body: &[u8]) -> Result<(Work, MessagesShape)
     let mut fields = Fields::parse(body)?;
     let model = server.resolve_model(fields.string("model")?)?;
     let max_tokens = read_max_tokens(&mut fields)?;
-    let (conversation, thinking) = read_conversation(&mut fields, server, Some(max_tokens))?;
+    let (conversation, thinking, format) = read_conversation(&mut fields, server, Some(max_tokens))?;
     let (stop_sequences, stops) = read_stops(&mut fields)?;
     let mut params = Params::new(server, model.clone(), stops);
     read_sampling(&mut fields, server, &mut params)?;
+    params.constraint = format;
     params.stream = fields.boolean("stream")?.unwrap_or(false).then(StreamOptions::default);
     read_metadata(&mut fields)?;
     take_harmless(&mut fields)?;
-    params.constraint = constraint::read_format(&mut fields, "output_format")?;
     fields.finish()?;
 
     // Without a bound of its own the request gets what is left of the context. The API takes a bound
@@ -43,10 +43,8 @@ pub(crate) fn read(server: &Server, body: &[u8]) -> Result<(Work, MessagesShape)
 pub(crate) fn count(server: &Server, body: &[u8]) -> Result<Value, ApiError> {
     let mut fields = Fields::parse(body)?;
     server.resolve_model(fields.string("model")?)?;
-    let (conversation, _) = read_conversation(&mut fields, server, None)?;
+    let (conversation, ..) = read_conversation(&mut fields, server, None)?;
     take_harmless(&mut fields)?;
-    // It holds the answer, and says nothing in the prompt.
-    constraint::read_format(&mut fields, "output_format")?;
     fields.finish()?;
     let tokens = encode(server, &conversation.render(server)?, false)?;
     Ok(json!({"input_tokens": tokens.len()}))
@@ -57,13 +55,13 @@ fn read_conversation(
     fields: &mut Fields,
     server: &Server,
     max_tokens: Option<u32>,
-) -> Result<(Conversation, Thinking), ApiError> {
+) -> Result<(Conversation, Thinking, Option<Wanted>), ApiError> {
     let tools = tools::read(fields)?;
     let content::Conversation { history, beginning } = content::read(fields)?;
     let mut variables = Variables::default();
-    let thinking = thinking::read(fields, server, &mut variables, max_tokens)?;
+    let (thinking, format) = thinking::read(fields, server, &mut variables, max_tokens)?;
     let conversation = Conversation { history, tools, variables, add_generation_prompt: true, beginning };
-    Ok((conversation, thinking))
+    Ok((conversation, thinking, format))
 }
 
 fn read_max_tokens(fields: &mut Fields) -> Result<u32, ApiError> {
@@ -127,7 +125,8 @@ fn take_harmless(fields: &mut Fields) -> Result<(), ApiError> {
     fields.refuse_unless("mcp_servers", "no tools run on this server", |value| *value == json!([]))?;
     fields.refuse_unless("container", "no code runs on this server", |_| false)?;
     fields.refuse_unless("inference_geo", "it runs where it runs", |_| false)?;
-    fields.refuse_unless("context_management", "messages are taken as they are", keeps_all)
+    fields.refuse_unless("context_management", "messages are taken as they are", keeps_all)?;
+    fields.refuse_unless("output_format", "send 'output_config.format' instead", |_| false)
 }
 
 /// An order to edit nothing.

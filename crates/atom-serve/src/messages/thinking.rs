@@ -2,19 +2,21 @@
 
 use super::blocks::Thinking;
 use crate::chat::thinking::Variables;
+use crate::constraint::{self, Wanted};
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 use crate::server::Server;
 use serde_json::json;
 
 /// Takes `thinking` and `output_config`. Says whether the client sees the thoughts: it does unless it
-/// switched them off, since a template may begin an answer with thoughts without being asked.
+/// switched them off, since a template may begin an answer with thoughts without being asked. The format
+/// that the answer must have comes along.
 pub(super) fn read(
     fields: &mut Fields,
     server: &Server,
     variables: &mut Variables,
     max_tokens: Option<u32>,
-) -> Result<Thinking, ApiError> {
+) -> Result<(Thinking, Option<Wanted>), ApiError> {
     let template = &server.text.template;
     let thinking = match fields.take("thinking") {
         None => Thinking::Shown,
@@ -53,15 +55,16 @@ pub(super) fn read(
             thinking
         }
     };
+    let mut format = None;
     if let Some(config) = fields.take("output_config") {
         let mut inner = Fields::nested("output_config", config)?;
         if let Some(effort) = inner.string("effort")? {
             variables.effort(template, &effort, "output_config.effort")?;
         }
-        inner.refuse_unless("format", "send output_format", |_| false)?;
+        format = constraint::read_format(&mut inner, "format")?;
         inner.finish()?;
     }
-    Ok(thinking)
+    Ok((thinking, format))
 }
 
 /// To the API a budget is a target that may be missed. This server never aims at it: the bound that holds

@@ -145,20 +145,19 @@ fn read_reasoning(
     Ok(variables)
 }
 
-/// The format of the text, which is repeated in the answer.
+/// The format that the answer must have, which every response repeats.
 fn read_text(fields: &mut Fields, echo: &mut Map<String, Value>) -> Result<Option<Wanted>, ApiError> {
-    let mut format = json!({"type": "text"});
-    let mut wanted = None;
+    let (mut wanted, mut format) = (None, json!({"type": "text"}));
     if let Some(text) = fields.take("text") {
-        if let Some(given) = text.get("format").filter(|given| !given.is_null()) {
-            format = given.clone();
+        if let Some(asked) = text.get("format").filter(|asked| !asked.is_null()) {
+            format = asked.clone();
         }
         let mut inner = Fields::nested("text", text)?;
         wanted = constraint::read_format(&mut inner, "format")?;
         inner.refuse_unless("verbosity", "no model here knows it", |value| value == "medium")?;
         inner.finish()?;
     }
-    echo.insert("text".into(), json!({ "format": format }));
+    echo.insert("text".into(), json!({"format": format}));
     Ok(wanted)
 }
 

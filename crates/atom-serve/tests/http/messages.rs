@@ -378,10 +378,7 @@ async fn what_the_server_cannot_do_is_refused_by_name() {
         ),
         (json!({"inference_geo": "us"}), &["inference_geo"]),
         (json!({"speed": "fast"}), &["speed"]),
-        (
-            json!({"output_config": {"format": {"type": "json_schema", "schema": {}}}}),
-            &["output_config.format"],
-        ),
+        (json!({"output_config": {"format": {"type": "yaml"}}}), &["output_config.format.type", "\"yaml\""]),
         (json!({"output_config": {"effort": "huge"}}), &["output_config.effort", "low"]),
         (json!({"thinking": {"type": "on"}}), &["thinking.type", "\"on\""]),
         (json!({"thinking": {"type": "enabled"}}), &["thinking.budget_tokens", "missing"]),

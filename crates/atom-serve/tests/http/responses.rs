@@ -124,6 +124,25 @@ async fn streams_say_what_whole_answers_say_for_any_tokens() {
 }
 
 #[tokio::test]
+async fn a_format_reaches_the_engine_as_a_grammar_from_both_younger_apis() {
+    let site = Site::start(says("{}")).await;
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+    let format = json!({"type": "json_schema", "name": "a", "schema": schema, "strict": true});
+    let found = site.post(PATH, &ask(json!({"text": {"format": format}}))).await;
+    assert_eq!(found.status, 200, "{}", found.text());
+    assert_eq!(found.json()["text"]["format"], format);
+    assert_eq!(site.post(PATH, &ask(json!({"text": {"format": {"type": "text"}}}))).await.status, 200);
+    let body = json!({
+        "max_tokens": 9, "messages": [{"role": "user", "content": "x"}],
+        "output_config": {"format": {"type": "json_schema", "schema": schema}},
+    });
+    let found = site.post("/v1/messages", &body).await;
+    assert_eq!(found.status, 200, "{}", found.text());
+    let held: Vec<bool> = (0..3).map(|at| site.fake.request(at).grammar.is_some()).collect();
+    assert_eq!(held, [true, false, true]);
+}
+
+#[tokio::test]
 async fn a_failed_engine_fails_the_response() {
     let site = Site::start(|request| {
         let mut plays = answer(request, &bytes("ab"));
@@ -162,7 +181,7 @@ async fn what_is_not_kept_or_not_built_is_refused_by_name() {
             "stream_options.include_obfuscation",
             &[],
         ),
-        (json!({"text": {"format": {"type": "xml"}}}), "text.format.type", &["json_schema"]),
+        (json!({"text": {"format": {"type": "yaml"}}}), "text.format.type", &["\"yaml\""]),
         (json!({"text": {"verbosity": "high"}}), "text.verbosity", &[]),
         (json!({"reasoning": {"summary": "detailed"}}), "reasoning.summary", &["itself is in the answer"]),
         (json!({"reasoning": {"effort": "huge"}}), "reasoning.effort", &["low"]),

@@ -189,7 +189,7 @@ impl Lark<'_> {
                 let id = format!("functions.{name}:");
                 let head = self.markers(&["<|tool_call_begin|>", &id]);
                 let begin = self.markers(&["<|tool_call_argument_begin|>"]);
-                format!("{head} /[0-9]+/ {begin} {arguments} {}", self.markers(&["<|tool_call_end|>"]))
+                format!("{head} /[0-9]{{1,4}}/ {begin} {arguments} {}", self.markers(&["<|tool_call_end|>"]))
             }
             ToolFormat::Harmony => {
                 let to = format!("commentary to=functions.{name} ");
