@@ -310,7 +310,7 @@ mod tests {
     #[test]
     fn fp8_is_packed_as_the_numbers_that_it_stands_for() {
         let (rows, cols) = (50, 40);
-        let codes: Vec<u8> = (0..rows * cols).map(|i| (i * 31 % 0x7f) as u8 | (i % 2 << 7) as u8).collect();
+        let codes: Vec<u8> = (0..rows * cols).map(|i| (i * 31 % 0x7f) as u8 | ((i % 2) << 7) as u8).collect();
         let scales = (0..7 * 3).map(|i| 0.01 + i as f32).collect();
         let fp8 = Tensor::new(DType::F8_E4M3, vec![rows, cols], Arc::new(codes), 0, rows * cols)
             .scaled(Fp8Scales::Block { rows: 8, cols: 16 }, Tensor::from_f32(vec![7, 3], scales));

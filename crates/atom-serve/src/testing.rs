@@ -78,7 +78,8 @@ impl Draws {
     }
 
     fn cut(&mut self, part: &AnswerPart) -> Vec<AnswerPart> {
-        let (text, make): (&str, Box<dyn Fn(&str) -> AnswerPart>) = match part {
+        type Make = Box<dyn Fn(&str) -> AnswerPart>;
+        let (text, make): (&str, Make) = match part {
             AnswerPart::Content(text) => (text, Box::new(|text| AnswerPart::Content(text.into()))),
             AnswerPart::Reasoning(text) => (text, Box::new(|text| AnswerPart::Reasoning(text.into()))),
             AnswerPart::Arguments { index, json } => {

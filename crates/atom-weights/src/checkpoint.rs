@@ -357,7 +357,7 @@ impl Entry {
                 path: origin.to_owned(),
                 name: name.to_owned(),
                 shape: tensor.shape,
-                problem,
+                problem: Box::new(problem),
             }),
             Self::Unreadable { type_name, .. } => Err(WeightsError::TensorType {
                 path: origin.to_owned(),

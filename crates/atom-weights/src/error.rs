@@ -86,7 +86,7 @@ pub enum WeightsError {
         /// Its shape.
         shape: Vec<usize>,
         /// What is wrong.
-        problem: Fp8Problem,
+        problem: Box<Fp8Problem>,
     },
     /// The configuration calls for a tensor that no file has: an incomplete or mismatched checkpoint.
     #[error("{path}: tensor {name} of shape {expected:?} is missing, and a {architecture} model needs it")]

@@ -136,7 +136,7 @@ impl Scales {
     }
 
     /// Those of the rows from `row` on.
-    pub(crate) fn from_row(&self, row: usize) -> Self {
+    pub(crate) fn starting_at_row(&self, row: usize) -> Self {
         Self { first_row: self.first_row + row, ..self.clone() }
     }
 

@@ -198,7 +198,7 @@ impl Tensor {
         let first = (rows.start * self.cols()) as u64;
         let recipe = self.recipe.map(|recipe| Recipe { first: recipe.first + first, ..recipe });
         let shape = vec![rows.len(), self.cols()];
-        let scales = self.scales.as_ref().map(|scales| Arc::new(scales.from_row(rows.start)));
+        let scales = self.scales.as_ref().map(|scales| Arc::new(scales.starting_at_row(rows.start)));
         Self { dtype: self.dtype, shape, owner: Arc::clone(&self.owner), start, len, recipe, scales }
     }
 

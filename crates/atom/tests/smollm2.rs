@@ -294,7 +294,7 @@ fn masks_over_the_models_vocabulary_lead_to_documents_of_the_schema() {
             let draw = atom_base::rng::philox([tokens.len() as u32, document, 0, 0], [7, 0])[0];
             // What closes a string or a list comes first, every second time: documents come to an end.
             let closes = |t: &&TokenId| {
-                draw % 2 == 0
+                draw.is_multiple_of(2)
                     && matches!(tokenizer.token_bytes(**t), Some(b"\"" | b"}" | b"]" | b"@" | b"\",") | None)
             };
             let token = *allowed.iter().find(closes).unwrap_or(&allowed[draw as usize / 2 % allowed.len()]);

@@ -4,7 +4,6 @@
 use super::{golden, reference};
 use atom_weights::{Checkpoint, DType, Fp8Scales, Tensor, dequantize, quant};
 use safetensors::tensor::{Dtype, TensorView};
-use std::path::Path;
 use std::sync::Arc;
 
 /// The largest e4m3 number.
@@ -27,7 +26,7 @@ pub fn checkpoint(name: &str) -> Arc<Checkpoint> {
     compare(&stored, &reference["tensors"]);
     // Tests of one process may make the same model at once.
     let unique = format!("{name}-{}-{:?}", std::process::id(), std::thread::current().id());
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(unique);
+    let folder = std::env::temp_dir().join(format!("atom-{unique}"));
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("config.json"), config).unwrap();
     let views = stored.iter().map(|tensor| {
@@ -78,8 +77,11 @@ fn stored(model: &Checkpoint, name: &str, reference: &serde_json::Value) -> Vec<
     stored
 }
 
+/// The index of an element's scale, by the element's own.
+type Place = Box<dyn Fn(usize) -> usize>;
+
 /// The form of a model's scales, their shape for a matrix, and which one an element has.
-fn places(model: &Checkpoint, shape: &[usize]) -> (Fp8Scales, Vec<usize>, Box<dyn Fn(usize) -> usize>) {
+fn places(model: &Checkpoint, shape: &[usize]) -> (Fp8Scales, Vec<usize>, Place) {
     let (rows, cols) = (shape[0], shape[1]);
     let form = model.config().fp8.unwrap();
     match form {

@@ -167,7 +167,7 @@ fn short(number: f32) -> Value {
 }
 
 /// What is the same in every response.
-const FIXED: [(&str, fn() -> Value); 6] = [
+const FIXED: [(&str, Fixed); 6] = [
     ("background", || false.into()),
     ("previous_response_id", || Value::Null),
     ("service_tier", || "default".into()),
@@ -175,3 +175,6 @@ const FIXED: [(&str, fn() -> Value); 6] = [
     ("top_logprobs", || 0.into()),
     ("truncation", || "disabled".into()),
 ];
+
+/// A JSON value that no constant can hold.
+type Fixed = fn() -> Value;

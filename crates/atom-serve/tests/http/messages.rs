@@ -292,7 +292,8 @@ async fn failures_have_the_types_and_statuses_of_the_api() {
         (response.status, error(&response))
     };
     let large = vec![b' '; BODY_BYTES_MAX + 1];
-    let cases: [(&str, &str, &[(&str, &str)], &[u8], u16, &str, &str); 6] = [
+    type Case<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)], &'a [u8], u16, &'a str, &'a str);
+    let cases: [Case; 6] = [
         ("POST", PATH, &[JSON], b"{", 400, "invalid_request_error", "not valid JSON"),
         ("POST", PATH, &[JSON], b"{\"model\": \"claude\"}", 404, "not_found_error", "'claude' is not served"),
         ("POST", COUNT, &[JSON], b"{\"model\": \"claude\"}", 404, "not_found_error", "'tiny'"),

@@ -95,7 +95,7 @@ fn the_grammar_of_a_format_is_its_calls() {
             false,
             "start: <|tool_calls_section_begin|> call <|tool_calls_section_end|>\n\
              arguments_0: %json {\"type\":\"object\"}\n\
-             call_0: <|tool_call_begin|> \"functions.f:\" /[0-9]+/ <|tool_call_argument_begin|> arguments_0 <|tool_call_end|>\n\
+             call_0: <|tool_call_begin|> \"functions.f:\" /[0-9]{1,4}/ <|tool_call_argument_begin|> arguments_0 <|tool_call_end|>\n\
              call: call_0\n",
         ),
         (
