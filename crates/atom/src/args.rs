@@ -1,6 +1,7 @@
 //! The command line. Flags follow vLLM and ATOM where those have one; `-` and `_` are the same.
 
 use crate::access::AccessArgs;
+use crate::answer_format::{FormatArg, parse_reasoning_format, parse_tool_format};
 use atom_group::{Policy, PolicyError};
 use atom_text::{ReasoningFormat, ToolFormat};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -329,15 +330,6 @@ pub(crate) struct ServeArgs {
     pub(crate) drain_seconds: u64,
 }
 
-/// Which format of answers to expect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FormatArg<T> {
-    /// What the chat template shows.
-    Auto,
-    None,
-    Named(T),
-}
-
 /// How answers are sampled.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SamplingArgs {
@@ -585,28 +577,6 @@ pub(crate) fn parse_padding(text: &str) -> Result<u32, PolicyError> {
 }
 
 /// Bytes from `512MiB`, `4GiB`, `2G` (binary), `1000000`.
-fn parse_tool_format(name: &str) -> Result<FormatArg<ToolFormat>, String> {
-    parse_format(name, ToolFormat::by_name, &ToolFormat::ALL.map(ToolFormat::name))
-}
-
-fn parse_reasoning_format(name: &str) -> Result<FormatArg<ReasoningFormat>, String> {
-    parse_format(name, ReasoningFormat::by_name, &ReasoningFormat::ALL.map(ReasoningFormat::name))
-}
-
-fn parse_format<T>(
-    name: &str,
-    by_name: impl Fn(&str) -> Option<T>,
-    known: &[&str],
-) -> Result<FormatArg<T>, String> {
-    match name {
-        "auto" => Ok(FormatArg::Auto),
-        "none" => Ok(FormatArg::None),
-        _ => by_name(name)
-            .map(FormatArg::Named)
-            .ok_or_else(|| format!("no such format; auto, none, {} are known", known.join(", "))),
-    }
-}
-
 fn parse_size(text: &str) -> Result<u64, String> {
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(split);

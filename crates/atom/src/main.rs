@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod answer_format;
 mod args;
 mod bench;
 mod chat;

@@ -1,7 +1,8 @@
 //! `atom serve`.
 
 use crate::access;
-use crate::args::{FormatArg, ServeArgs};
+use crate::answer_format::FormatArg;
+use crate::args::ServeArgs;
 use crate::engine::HostEngine;
 use crate::launch::{Running, launch};
 use crate::output::say;

@@ -343,13 +343,14 @@ fn an_answer_within_the_masks_of_a_call_grammar_calls_an_offered_tool_with_argum
     let tools: Arc<[Tool]> = [tool("weather"), tool("tide")].into();
     for format in ToolFormat::ALL {
         let dialect = Dialect { reasoning: None, tools: Some(format) };
-        let mut vocabulary_with_markers = byte_vocabulary();
-        for marker in dialect.markers() {
-            vocabulary_with_markers.tokens.push(marker.into());
-            vocabulary_with_markers.token_types.push(3);
-        }
-        let with_markers = Tokenizer::load(&TokenizerSource::Gguf(vocabulary_with_markers)).unwrap();
-        for tokenizer in [byte_tokenizer(), with_markers] {
+        for markers in [Vec::new(), dialect.markers()] {
+            let mut tokens = byte_vocabulary();
+            // Harmony has a marker of this name, which ends a message and no answer.
+            let end = tokens.eos.unwrap() as usize;
+            tokens.tokens[end] = "<|eos|>".into();
+            tokens.token_types.extend(markers.iter().map(|_| 3));
+            tokens.tokens.extend(markers.into_iter().map(String::from));
+            let tokenizer = Tokenizer::load(&TokenizerSource::Gguf(tokens)).unwrap();
             let lark = dialect.call_grammar_for(&tokenizer, AnswerStart::Content, format, &tools, false);
             let grammar = vocabulary(&tokenizer).compile(&GrammarSource::Lark(lark.clone()));
             let grammar = grammar.unwrap_or_else(|error| panic!("{}: {error}: {lark}", format.name()));
