@@ -65,7 +65,7 @@ impl StepRing {
 
     /// Adds a record in place of the oldest one; its number and lane are not the writer's to say.
     pub(crate) fn push(&self, record: &StepRecord) {
-        let number = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
+        let number = self.begun.fetch_add(1, Ordering::Release) + 1;
         let place = self.place(number);
         place.number.store(0, Ordering::Relaxed);
         // No word is seen changed by who still sees the old number after it.
@@ -79,7 +79,7 @@ impl StepRing {
     /// Appends the records after number `seen` that are still here, in order. One that is being written
     /// has no later one behind it, so whoever goes on from the last number gets it the next time.
     pub(crate) fn after(&self, seen: u64, lane: LaneId, out: &mut Vec<StepRecord>) {
-        let last = self.begun.load(Ordering::Relaxed);
+        let last = self.begun.load(Ordering::Acquire);
         let kept = last.saturating_sub(STEPS_KEPT as u64);
         out.extend((seen.max(kept) + 1..=last).filter_map(|number| self.read(number, lane)));
     }

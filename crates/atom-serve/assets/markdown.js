@@ -3,13 +3,13 @@
 const keys = new WeakMap();
 
 /** Shows `source` in `root`; blocks that did not change since the last call stay as they are. */
-export function render(root, source) {
+export function render(root, source, depth = 0) {
   const blocks = parse(source);
   blocks.forEach((block, at) => {
     const key = JSON.stringify(block);
     const old = root.childNodes[at];
     if (old && keys.get(old) === key) return;
-    const node = element(block);
+    const node = element(block, depth);
     keys.set(node, key);
     if (old) old.replaceWith(node);
     else root.append(node);
@@ -117,7 +117,9 @@ function cells(line) {
   return line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
 }
 
-function element(block) {
+const QUOTES_DEEP_MAX = 8;
+
+function element(block, depth) {
   switch (block.kind) {
     case "code":
       return code(block);
@@ -128,7 +130,9 @@ function element(block) {
       return inline(document.createElement(`h${Math.min(block.level + 2, 6)}`), block.text);
     case "quote": {
       const quote = document.createElement("blockquote");
-      render(quote, block.text);
+      // A model that writes nothing but ">" would fill the stack.
+      if (depth < QUOTES_DEEP_MAX) render(quote, block.text, depth + 1);
+      else quote.textContent = block.text;
       return quote;
     }
     case "table":

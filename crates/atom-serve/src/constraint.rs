@@ -6,6 +6,7 @@ use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 use crate::generation::Work;
 use crate::server::Server;
+use crate::text::Reading;
 use atom_base::TokenId;
 use atom_engine::{Grammar, GrammarRef, TokenConstraint};
 use atom_text::{GrammarSource, StructuralTag, StructuralTags};
@@ -57,7 +58,14 @@ pub(crate) fn compile(server: &Server, work: &mut Work) -> Result<(), ApiError> 
         Some(Wanted { name, .. }) if work.reading.begins_in_reasoning() => {
             Err(ApiError::ThinksFirst { name })
         }
-        Some(Wanted { name, source }) => constrain(server, work, &name, &source),
+        Some(Wanted { name, .. }) if work.reading.expects_calls() => {
+            Err(ApiError::FormatBesideTools { name })
+        }
+        Some(Wanted { name, source }) => {
+            // What follows the grammar is content, whatever it looks like.
+            work.reading = Reading::plain();
+            constrain(server, work, &name, &source)
+        }
         None => Ok(()),
     }
 }

@@ -88,6 +88,11 @@ pub(crate) enum ApiError {
          or a function's name, or tools without 'strict'"
     )]
     StrictByChoice,
+    /// Our gap: an answer that is either a call or a text of this format is not held to a grammar yet.
+    #[error(
+        "'{name}' constrains the whole answer, so that it could call no tool; leave out one of '{name}' and 'tools'"
+    )]
+    FormatBesideTools { name: String },
     /// The client's fault: thoughts would have to follow the grammar, and the answer be empty.
     #[error(
         "'{name}' constrains the whole answer, but the prompt leaves this model thinking; switch that off (reasoning_effort \
@@ -230,7 +235,9 @@ impl ApiError {
                 invalid(StatusCode::BAD_REQUEST).code("invalid_value").param(*name)
             }
             Self::StrictByChoice => invalid(StatusCode::BAD_REQUEST).code("unsupported_field").param("tools"),
-            Self::Unsupported { name, .. } | Self::ThinksFirst { name } => {
+            Self::Unsupported { name, .. }
+            | Self::FormatBesideTools { name }
+            | Self::ThinksFirst { name } => {
                 invalid(StatusCode::BAD_REQUEST).code("unsupported_field").param(name.clone())
             }
             Self::UnknownField { name } => {

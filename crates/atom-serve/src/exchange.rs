@@ -207,7 +207,9 @@ impl Drop for Download {
 }
 
 fn has_content_length(head: &[u8]) -> bool {
-    let lines = head.split(|&byte| byte == b'\n').skip(1).map(<[u8]>::trim_ascii);
+    // Empty lines before the first one are no part of a request.
+    let lines = head.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii);
+    let lines = lines.skip_while(|line| line.is_empty()).skip(1);
     // What follows the head is a body, where anything may stand.
     lines.take_while(|line| !line.is_empty()).any(|line| {
         let name = line.split(|&byte| byte == b':').next().unwrap_or_default();

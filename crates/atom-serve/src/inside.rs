@@ -50,6 +50,7 @@ pub(crate) async fn start_profile(
     State(server): State<Arc<Server>>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
+    let _running = server.phases.begin().ok_or(ApiError::Draining)?;
     take_empty(&server, request).await?;
     server.engine.start_profile()?;
     Ok(status::json(json!({"profiling": true})))
@@ -60,6 +61,7 @@ pub(crate) async fn stop_profile(
     State(server): State<Arc<Server>>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
+    let _running = server.phases.begin().ok_or(ApiError::Draining)?;
     take_empty(&server, request).await?;
     // It writes a file.
     let written = server.on_text_thread(|server| Ok(server.engine.stop_profile()?)).await?;

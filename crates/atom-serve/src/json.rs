@@ -6,14 +6,15 @@
 use crate::error::ApiError;
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 
 /// Reads a JSON text, at most 128 levels deep.
 pub(crate) fn parse(text: &str) -> Result<Value, ApiError> {
     let twice = RefCell::new(None);
+    let weight = Cell::new(0);
     let mut deserializer = serde_json::Deserializer::from_str(text);
-    let value = Strict { place: &Place::Top, twice: &twice }
+    let value = Strict { place: &Place::Top, twice: &twice, weight: &weight }
         .deserialize(&mut deserializer)
         .and_then(|value| deserializer.end().map(|()| value));
     value.map_err(|error| match twice.take() {
@@ -35,11 +36,24 @@ struct Strict<'a> {
     place: &'a Place<'a>,
     /// The first name that came twice, as a client would spell its place.
     twice: &'a RefCell<Option<String>>,
+    /// Of all values so far, see [`WEIGHT_MAX`].
+    weight: &'a Cell<usize>,
 }
 
 impl Strict<'_> {
     fn at<'b>(&'b self, place: &'b Place<'b>) -> Strict<'b> {
-        Strict { place, twice: self.twice }
+        Strict { place, twice: self.twice, weight: self.weight }
+    }
+
+    fn weigh<E: de::Error>(&self, more: usize) -> Result<(), E> {
+        self.weight.set(self.weight.get() + more);
+        if self.weight.get() > WEIGHT_MAX {
+            return Err(E::custom(format!(
+                "it has more values than are taken apart: numbers and texts count 1, lists and objects \
+                 {LIST_WEIGHT}, all together at most {WEIGHT_MAX}"
+            )));
+        }
+        Ok(())
     }
 }
 
@@ -47,6 +61,7 @@ impl<'de> DeserializeSeed<'de> for Strict<'_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        self.weigh(1)?;
         deserializer.deserialize_any(self)
     }
 }
@@ -87,6 +102,7 @@ impl<'de> Visitor<'de> for Strict<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        self.weigh(LIST_WEIGHT - 1)?;
         let mut list = Vec::new();
         while let Some(item) = items.next_element_seed(self.at(&Place::Item(self.place, list.len())))? {
             list.push(item);
@@ -95,6 +111,7 @@ impl<'de> Visitor<'de> for Strict<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Value, A::Error> {
+        self.weigh(LIST_WEIGHT - 1)?;
         let mut map = Map::new();
         while let Some(name) = fields.next_key::<String>()? {
             let place = Place::Field(self.place, &name);
@@ -130,9 +147,26 @@ fn shown(name: &str) -> String {
 
 const NAME_CHARS_MAX: usize = 64;
 
+/// A value takes some 72 bytes, whatever it took in the body: two bytes can be one. So this is some 300 MB, and
+/// more than any prompt as a list of tokens.
+const WEIGHT_MAX: usize = 4 << 20;
+
+/// A list of one has room for four.
+const LIST_WEIGHT: usize = 5;
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_small_body_does_not_become_gigabytes() {
+        let lists = |count: usize| format!("[{}0]", "[0],".repeat(count));
+        assert!(parse(&lists(WEIGHT_MAX / 6 - 2)).is_ok());
+        let refused = parse(&lists(WEIGHT_MAX / 6 + 2)).unwrap_err().to_string();
+        assert!(refused.contains("4194304"), "{refused}");
+        let numbers = format!("[{}0]", "0,".repeat(WEIGHT_MAX));
+        assert!(parse(&numbers).is_err());
+    }
 
     #[test]
     fn it_reads_what_the_plain_parser_reads() {

@@ -100,7 +100,7 @@ impl Params {
 
 /// Fields that can't change an answer and that clients send by habit: bookkeeping of OpenAI's own.
 fn take_harmless(fields: &mut Fields) -> Result<(), ApiError> {
-    for name in ["user", "safety_identifier", "prompt_cache_key"] {
+    for name in ["user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"] {
         fields.string(name)?;
     }
     fields.object("metadata")?;
@@ -112,6 +112,7 @@ fn take_harmless(fields: &mut Fields) -> Result<(), ApiError> {
 
 /// Fields that would change the answer and that are not built, but for the values that ask for nothing.
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
+    fields.refuse_unless("verbosity", "no model here knows it", |value| value == "medium")?;
     fields.refuse_unless("modalities", "it writes text only", |value| *value == json!(["text"]))?;
     fields.refuse_unless("suffix", "it only continues text", |value| value == "")?;
     for (name, reason) in NEVER {
@@ -246,10 +247,9 @@ fn read_stream(fields: &mut Fields) -> Result<Option<StreamOptions>, ApiError> {
 const CONVERSATION: &str = "it is for conversations: /v1/chat/completions";
 
 /// Fields for which no value means nothing.
-const NEVER: [(&str, &str); 5] = [
+const NEVER: [(&str, &str); 4] = [
     ("audio", "it writes text only"),
     ("prediction", "predicted outputs are not built"),
-    ("verbosity", "no model here knows it"),
     ("web_search_options", "it searches nothing"),
     ("logits_processors", "no code is taken from clients"),
 ];

@@ -11,7 +11,7 @@ use crate::text::TextModel;
 use crate::tls::Tls;
 use crate::ui::VIEWERS_MAX;
 use atom_base::limits::BODIES_BYTES_MAX;
-use atom_base::rng;
+use atom_base::{TokenId, rng};
 use atom_telemetry::ServeMetrics;
 use atom_text::{GrammarVocabulary, TextError, TokenCache};
 use std::fmt;
@@ -59,6 +59,8 @@ pub struct ServerOptions {
     pub seeds: SeedSource,
     /// Requests whose text is worked on at once: the cores that may be taken from the engine.
     pub text_threads: usize,
+    /// Tokens that end an answer beside those that the tokenizer knows: a checkpoint may name more.
+    pub end_tokens: Vec<TokenId>,
     /// How long running requests may take to finish once the server was told to stop.
     pub drain: Duration,
     /// Whoever can reach the server may pause, resume, drain and end it over HTTP.
@@ -191,7 +193,7 @@ impl Server {
         if let Some(vocabulary) = self.vocabulary.get() {
             return Ok(vocabulary);
         }
-        let made = GrammarVocabulary::new(&self.text.tokenizer)?;
+        let made = GrammarVocabulary::new(&self.text.tokenizer, &self.options.end_tokens)?;
         Ok(self.vocabulary.get_or_init(|| made))
     }
 
@@ -233,6 +235,7 @@ impl ServerOptions {
             defaults: SamplingDefaults::default(),
             seeds,
             text_threads: std::thread::available_parallelism().map_or(1, usize::from),
+            end_tokens: Vec::new(),
             // What Kubernetes waits before it kills.
             drain: Duration::from_secs(30),
             admin: false,

@@ -63,42 +63,48 @@ impl<S: Shape> Stream for SseBody<S> {
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
-        let Some(generation) = &mut this.generation else { return Poll::Ready(None) };
-        let next = match generation.poll_piece(cx) {
-            Poll::Pending => this.cut.as_mut().poll(cx).map(|error| Some(Err(error))),
-            other => other,
-        };
-        let mut frames = String::new();
-        if next.is_ready() {
-            frames.reserve(FRAME_BYTES);
-        }
-        match next {
-            Poll::Ready(Some(Ok(piece))) => {
-                let usage = generation.usage();
-                if !std::mem::replace(&mut this.has_begun, true) {
-                    this.shape.begin(&usage, &mut frames);
+        // A piece may have nothing to show, such as thoughts that the client doesn't want: that is silence.
+        loop {
+            let Some(generation) = &mut this.generation else { return Poll::Ready(None) };
+            // First, or a reader who always finds the next piece ready would never meet the end.
+            let next = match this.cut.as_mut().poll(cx) {
+                Poll::Ready(error) => Poll::Ready(Some(Err(error))),
+                Poll::Pending => generation.poll_piece(cx),
+            };
+            let mut frames = String::new();
+            if next.is_ready() {
+                frames.reserve(FRAME_BYTES);
+            }
+            match next {
+                Poll::Ready(Some(Ok(piece))) => {
+                    let usage = generation.usage();
+                    if !std::mem::replace(&mut this.has_begun, true) {
+                        this.shape.begin(&usage, &mut frames);
+                    }
+                    this.shape.piece(&piece, &usage, &mut frames);
                 }
-                this.shape.piece(&piece, &usage, &mut frames);
-            }
-            Poll::Ready(Some(Err(error))) => {
-                tracing::warn!("a stream ended with an error: {error}");
-                this.generation = None;
-                this.shape.failed(&error, &mut frames);
-            }
-            Poll::Ready(None) => {
-                let usage = generation.usage();
-                this.generation = None;
-                this.shape.end(&usage, &mut frames);
-            }
-            Poll::Pending => {
-                if this.poll_silence(cx).is_pending() {
-                    return Poll::Pending;
+                Poll::Ready(Some(Err(error))) => {
+                    tracing::warn!("a stream ended with an error: {error}");
+                    this.generation = None;
+                    this.shape.failed(&error, &mut frames);
                 }
-                frames.push_str(this.shape.keep_alive());
+                Poll::Ready(None) => {
+                    let usage = generation.usage();
+                    this.generation = None;
+                    this.shape.end(&usage, &mut frames);
+                }
+                Poll::Pending => {
+                    if this.poll_silence(cx).is_pending() {
+                        return Poll::Pending;
+                    }
+                    frames.push_str(this.shape.keep_alive());
+                }
+            }
+            if !frames.is_empty() {
+                this.sent = Instant::now();
+                return Poll::Ready(Some(Ok(frames.into())));
             }
         }
-        this.sent = Instant::now();
-        Poll::Ready(Some(Ok(frames.into())))
     }
 }
 

@@ -89,6 +89,11 @@ impl Reading {
         Detokenizer::new(tokenizer, true).showing(&self.dialect.markers())
     }
 
+    /// The answer may call tools.
+    pub(crate) fn expects_calls(&self) -> bool {
+        !self.tools.is_empty()
+    }
+
     /// The prompt leaves the model in the middle of its thoughts.
     pub(crate) fn begins_in_reasoning(&self) -> bool {
         self.start == AnswerStart::Reasoning

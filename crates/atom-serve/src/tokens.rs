@@ -22,6 +22,7 @@ pub(crate) async fn tokenize(
     State(server): State<Arc<Server>>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
+    let _running = server.phases.begin().ok_or(ApiError::Draining)?;
     let bytes = body::read(&server, request).await?;
     let answer = server.on_text_thread(move |server| {
         let fields = Fields::parse(&bytes)?;
@@ -42,6 +43,7 @@ pub(crate) async fn detokenize(
     State(server): State<Arc<Server>>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
+    let _running = server.phases.begin().ok_or(ApiError::Draining)?;
     let bytes = body::read(&server, request).await?;
     let answer = server.on_text_thread(move |server| {
         let mut fields = Fields::parse(&bytes)?;
@@ -63,6 +65,7 @@ pub(crate) async fn render_chat(
     State(server): State<Arc<Server>>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
+    let _running = server.phases.begin().ok_or(ApiError::Draining)?;
     let bytes = body::read(&server, request).await?;
     let answer = server.on_text_thread(move |server| {
         let (work, _) = chat::read(server, &bytes)?;
@@ -77,6 +80,7 @@ pub(crate) async fn render_completions(
     State(server): State<Arc<Server>>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
+    let _running = server.phases.begin().ok_or(ApiError::Draining)?;
     let bytes = body::read(&server, request).await?;
     let answer = server.on_text_thread(move |server| {
         let (work, _) = completions::read(server, &bytes)?;

@@ -103,12 +103,14 @@ impl Fp8Scales {
         }
     }
 
+    /// Never of no height or width, though a matrix may have none.
     fn block(self, rows: usize, cols: usize) -> [usize; 2] {
-        match self {
+        let sides = match self {
             Self::Tensor => [rows, cols],
             Self::Channel => [1, cols],
             Self::Block { rows, cols } => [rows, cols],
-        }
+        };
+        sides.map(|side| side.max(1))
     }
 }
 

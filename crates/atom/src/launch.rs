@@ -32,6 +32,8 @@ pub(crate) struct Running {
     pub(crate) seed: u64,
     /// How the model is laid out.
     pub(crate) layout: Layout,
+    /// All tokens that end an answer.
+    pub(crate) end_tokens: Vec<TokenId>,
 }
 
 /// Where ranks compute.
@@ -70,6 +72,7 @@ pub(crate) fn launch_with(args: &EngineArgs, policy: Policy) -> Result<Running> 
     let (mut config, plan) = host_config(args, &checkpoint, &text, &target, policy)?;
     config.link = link(args, &config, &checkpoint)?;
     let layout = layout(&config, &target);
+    let end_tokens = config.scheduler.eos.to_vec();
     let progress = progress(config.mesh.ranks());
     let host = match (target, plan) {
         (Target::Cuda(gpu, _), Some(plan)) => {
@@ -82,7 +85,7 @@ pub(crate) fn launch_with(args: &EngineArgs, policy: Policy) -> Result<Running> 
     };
     tracing::info!("ready in {:.2} s", start.elapsed().as_secs_f64());
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
-    Ok(Running { host, text, served_name, seed: args.seed.unwrap_or_else(clock), layout })
+    Ok(Running { host, text, served_name, seed: args.seed.unwrap_or_else(clock), layout, end_tokens })
 }
 
 fn layout(config: &HostConfig, target: &Target) -> Layout {

@@ -30,12 +30,19 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let listener = runtime.block_on(TcpListener::bind(address)).with_context(|| {
         format!("can't listen on {address}; another program may use the port, --port takes another one")
     })?;
-    let Running { host, text, served_name, seed, layout } = launch(&args.engine)?;
+    // Before the model is loaded, too: a signal that nobody listens for would end the process.
+    let hangups = {
+        let _reactor = runtime.enter();
+        let listens = args.access.has_log_file().then(|| signal(SignalKind::hangup()));
+        listens.transpose().context("listening for SIGHUP")?
+    };
+    let Running { host, text, served_name, seed, layout, end_tokens } = launch(&args.engine)?;
     let host = Arc::new(host);
     let mut names = args.served_model_name.iter().cloned();
     options.model = names.next().unwrap_or(served_name);
     options.seeds = SeedSource::new(seed);
     options.aliases = names.collect();
+    options.end_tokens = end_tokens;
     options.admin = args.enable_admin;
     options.ui = !args.no_ui;
     options.debug = args.enable_debug;
@@ -50,8 +57,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         let shown = listener.local_addr().context("the listener's address")?;
         let scheme = args.access.scheme();
         say(format_args!("serving {model} on {scheme}://{shown}/v1 (Ctrl-C to stop)\n"))?;
-        if args.access.has_log_file() {
-            let hangups = signal(SignalKind::hangup()).context("listening for SIGHUP")?;
+        if let Some(hangups) = hangups {
             tokio::spawn(reopen_log(hangups, Arc::downgrade(&server)));
         }
         let drained = atom_serve::serve(listener, server, stop(Arc::clone(&host))).await;

@@ -276,7 +276,7 @@ fn masks_over_the_models_vocabulary_lead_to_documents_of_the_schema() {
     let text = text::Text::load(&checkpoint(), None).unwrap();
     let tokenizer = &text.tokenizer;
     let start = Instant::now();
-    let vocabulary = GrammarVocabulary::new(tokenizer).unwrap();
+    let vocabulary = GrammarVocabulary::new(tokenizer, &[]).unwrap();
     let made = start.elapsed();
     let start = Instant::now();
     let grammar = vocabulary.compile(&GrammarSource::JsonSchema(person())).unwrap();

@@ -8,9 +8,9 @@ use crate::fields::{Fields, wrong};
 use crate::server::Server;
 use serde_json::json;
 
-/// Takes `thinking` and `output_config`. Says whether the client sees the thoughts: it does unless it
-/// switched them off, since a template may begin an answer with thoughts without being asked. The format
-/// that the answer must have comes along.
+/// Takes `thinking` and `output_config`. Says whether the client sees the thoughts: it does if it
+/// asked for thinking, as in the API, though a template may begin an answer with thoughts all the same. The
+/// format that the answer must have comes along.
 pub(super) fn read(
     fields: &mut Fields,
     server: &Server,
@@ -19,7 +19,8 @@ pub(super) fn read(
 ) -> Result<(Thinking, Option<Wanted>), ApiError> {
     let template = &server.text.template;
     let thinking = match fields.take("thinking") {
-        None => Thinking::Shown,
+        // As in the API. An answer that has nothing else is shown all the same.
+        None => Thinking::Hidden(String::new()),
         Some(value) => {
             let mut inner = Fields::nested("thinking", value)?;
             let kind = inner.required_string("type", KINDS)?;

@@ -103,6 +103,7 @@ fn read_stream(fields: &mut Fields) -> Result<Option<StreamOptions>, ApiError> {
 
 /// Fields that can't change an answer: some are repeated in it, as clients expect.
 fn read_bookkeeping(fields: &mut Fields, echo: &mut Map<String, Value>) -> Result<(), ApiError> {
+    fields.object("client_metadata")?;
     for name in ["user", "safety_identifier", "prompt_cache_key"] {
         if let Some(text) = fields.string(name)? {
             echo.insert(name.into(), text.into());

@@ -81,7 +81,7 @@ impl Kind {
     }
 
     /// A schema without types is one of a string.
-    fn of(schema: &Value) -> Self {
+    pub(super) fn of(schema: &Value) -> Self {
         let mut types = Types::default();
         types.collect(schema, 0);
         match (types.is_string, types.others.is_empty()) {
@@ -159,7 +159,8 @@ fn coerce(text: &str, kind: &Kind) -> String {
         other => other,
     };
     let is_of = |types: &[Type], value: &Value| match value {
-        Value::String(_) => false,
+        // Where other types are allowed, a string in quotes is how JSON writes one.
+        Value::String(_) => true,
         Value::Number(_) => types.contains(&Type::Number),
         Value::Bool(_) => types.contains(&Type::Boolean),
         Value::Null => types.contains(&Type::Null),

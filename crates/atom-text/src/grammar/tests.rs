@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 fn vocabulary(tokenizer: &Tokenizer) -> GrammarVocabulary {
-    GrammarVocabulary::new(tokenizer).unwrap()
+    GrammarVocabulary::new(tokenizer, &[]).unwrap()
 }
 
 fn compile(source: &GrammarSource) -> Result<Grammar, crate::TextError> {
@@ -380,4 +380,20 @@ fn an_answer_within_the_masks_of_a_call_grammar_calls_an_offered_tool_with_argum
             assert!(ended > 0, "{}: no walk came to its end: {lark}", format.name());
         }
     }
+}
+
+/// A checkpoint may end its turns with a token that its tokenizer doesn't call an end.
+#[test]
+fn a_complete_text_may_end_with_any_end_token_of_the_checkpoint() {
+    let tokenizer = byte_tokenizer();
+    let turn = tokenizer.id_of("<|begin|>").unwrap();
+    let beyond = tokenizer.vocab_size() as TokenId + 5;
+    let vocabulary = GrammarVocabulary::new(&tokenizer, &[turn, beyond]).unwrap();
+    let grammar = vocabulary.compile(&GrammarSource::Choice(vec!["a".into()])).unwrap();
+    let mut constraint = grammar.start();
+    constraint.advance(TokenId::from(b'a')).unwrap();
+    let mut ends = tokenizer.end_tokens().to_vec();
+    ends.push(turn);
+    ends.sort_unstable();
+    assert_eq!(allowed(&mut constraint, tokenizer.vocab_size()), ends);
 }

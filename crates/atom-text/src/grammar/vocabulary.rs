@@ -7,6 +7,7 @@ use atom_base::TokenId;
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -33,9 +34,9 @@ struct Place(Arc<AtomicUsize>);
 
 impl GrammarVocabulary {
     /// The tokens of a tokenizer. A text that is complete may be ended by any of its
-    /// [`end_tokens`](Tokenizer::end_tokens).
-    pub fn new(tokenizer: &Tokenizer) -> Result<Self, TextError> {
-        let made = catch_unwind(AssertUnwindSafe(|| factory(tokenizer)));
+    /// [`end_tokens`](Tokenizer::end_tokens), or by one of `further_ends`, which other files of the checkpoint name.
+    pub fn new(tokenizer: &Tokenizer, further_ends: &[TokenId]) -> Result<Self, TextError> {
+        let made = catch_unwind(AssertUnwindSafe(|| factory(tokenizer, further_ends)));
         let factory = made.unwrap_or_else(|_| Err("it panicked".to_owned()));
         let factory = factory.map_err(|reason| TextError::Vocabulary {
             reason: format!("constraints can't be computed over it: {reason}"),
@@ -114,14 +115,16 @@ fn compile(factory: &ParserFactory, grammar: TopLevelGrammar) -> Result<Grammar,
     made.unwrap_or_else(|_| Err("compiling it failed".to_owned()))
 }
 
-fn factory(tokenizer: &Tokenizer) -> Result<ParserFactory, String> {
+fn factory(tokenizer: &Tokenizer, further_ends: &[TokenId]) -> Result<ParserFactory, String> {
     let vocab = tokenizer.vocab_size();
     let words: Vec<Vec<u8>> = (0..vocab as TokenId).map(|token| word(tokenizer, token)).collect();
-    let ends = tokenizer.end_tokens();
+    let known = further_ends.iter().filter(|&&token| (token as usize) < vocab);
+    let ends: BTreeSet<TokenId> = tokenizer.end_tokens().iter().chain(known).copied().collect();
+    let ends: Vec<TokenId> = ends.into_iter().collect();
     let info = TokRxInfo::new(vocab as u32, ends.first().copied().unwrap_or(NO_TOKEN));
     let mut trie = TokTrie::from(&info, &words);
     if !ends.is_empty() {
-        trie = trie.with_eos_tokens(ends);
+        trie = trie.with_eos_tokens(&ends);
     }
     // Not canonical: tokens are never forced, the model chooses how it cuts what the grammar leaves it.
     let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));

@@ -1,6 +1,7 @@
 //! Calls whose parameters are tags.
 
 use super::{DEFINITIONS, Lark, with_definitions};
+use crate::answer::parameters::Kind;
 use crate::answer::{Tool, ToolFormat};
 use serde_json::{Map, Value, json};
 
@@ -71,8 +72,10 @@ impl Lark<'_> {
         let is_text = is_text(schema);
         let says = if is_text { "true" } else { "false" };
         let head = self.filled(shape.parameter, &[("STRING", says), ("KEY", key)]);
+        let one = schema.get("const").map(std::slice::from_ref);
+        let choices = schema["enum"].as_array().map(Vec::as_slice).or(one);
         let choices: Option<Vec<&str>> =
-            schema["enum"].as_array().and_then(|values| values.iter().map(Value::as_str).collect());
+            choices.and_then(|values| values.iter().map(Value::as_str).collect());
         let value = match choices {
             Some(choices) if is_text && !choices.is_empty() => {
                 let choices: Vec<String> = choices.iter().map(|choice| self.text(choice)).collect();
@@ -136,16 +139,7 @@ impl Lark<'_> {
 
 /// True for a parameter that the parser reads as a string, whatever it looks like.
 fn is_text(schema: &Value) -> bool {
-    match &schema["type"] {
-        Value::String(name) => name == "string",
-        Value::Null => {
-            let values = schema["enum"].as_array();
-            let is_open =
-                ["$ref", "anyOf", "oneOf", "allOf", "const"].iter().all(|word| schema.get(word).is_none());
-            values.map_or(is_open, |values| values.iter().all(Value::is_string))
-        }
-        _ => false,
-    }
+    Kind::of(schema) == Kind::Text
 }
 
 /// The schema of one parameter, with the definitions that it may refer to.
