@@ -29,6 +29,8 @@ pub(crate) enum Play {
     Rest,
     /// Lets everybody else run, so that what was said is read before the rest.
     Yield,
+    /// Says nothing for so long.
+    Think(Duration),
     /// Goes away without a terminal event. A script that just ends keeps the request open.
     Vanish,
 }
@@ -156,6 +158,7 @@ impl Fake {
                 Play::Gate => gate.acquire().await.unwrap().forget(),
                 Play::Rest => drop(paused.wait_for(|paused| !paused).await.unwrap()),
                 Play::Yield => tokio::task::yield_now().await,
+                Play::Think(time) => tokio::time::sleep(time).await,
                 Play::Vanish => stays = false,
             }
         }

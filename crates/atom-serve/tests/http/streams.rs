@@ -1,10 +1,12 @@
 //! Frames: what is in them, when they come, and what they do when something breaks.
 
 use crate::client::{Client, JSON, Response};
-use crate::fake::{Play, Site, answer, bytes, says, scored};
+use crate::fake::{Play, Site, answer, bytes, says, scored, tool_model};
+use crate::tools::marked;
 use atom_base::FinishReason;
-use atom_engine::{EngineError, Event};
+use atom_engine::{EngineError, Event, Request};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 fn streamed(extra: Value) -> Value {
     let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "stream": true});
@@ -191,4 +193,29 @@ async fn a_silent_stream_is_kept_alive_by_comments() {
     }
     let rest = String::from_utf8(rest).unwrap();
     assert!(rest.contains("late") && rest.ends_with("data: [DONE]\n\n"), "{rest}");
+}
+
+/// Tokens come all the time, but none that the client wants to see: to everybody between it is silence.
+#[tokio::test(start_paused = true)]
+async fn a_stream_whose_thoughts_are_hidden_is_kept_alive() {
+    let script = |request: &Request| {
+        let mut plays = Vec::new();
+        for play in answer(request, &marked(&format!("<think>{}</think>Z", "hm".repeat(40)))) {
+            plays.push(Play::Think(Duration::from_secs(1)));
+            plays.push(play);
+        }
+        plays
+    };
+    let site = Site::start_model(script, tool_model(), |_| {}).await;
+    let mut client = site.client().await;
+    let body = streamed(json!({"include_reasoning": false}));
+    assert_eq!(begin(&mut client, "/v1/chat/completions", &body).await.status, 200);
+    let mut rest = Vec::new();
+    while let Some(chunk) = client.chunk().await {
+        rest.extend(chunk);
+    }
+    let rest = String::from_utf8(rest).unwrap();
+    let thoughts = rest.split("\"Z\"").next().unwrap();
+    assert!(thoughts.matches(": keep-alive").count() >= 4, "80 seconds of thoughts: {rest}");
+    assert!(rest.contains("\"Z\"") && !rest.contains("hm") && rest.ends_with("data: [DONE]\n\n"), "{rest}");
 }

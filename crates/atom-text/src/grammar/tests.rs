@@ -334,8 +334,14 @@ fn compiling_is_bounded_in_time_and_in_number() {
 fn an_answer_within_the_masks_of_a_call_grammar_calls_an_offered_tool_with_arguments_of_its_schema() {
     let schema = json!({
         "type": "object",
-        "properties": {"unit": {"enum": ["C", "F"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
-        "required": ["unit", "days"],
+        "properties": {
+            "unit": {"enum": ["C", "F"]},
+            "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            // Strings among other types are JSON to the grammar, so they have to be to the parser.
+            "city": {"anyOf": [{"enum": ["Ulm", "Bonn"]}, {"type": "null"}]},
+            "mode": {"const": "fast"},
+        },
+        "required": ["unit", "days", "city", "mode"],
         "additionalProperties": false,
     });
     let tool =
