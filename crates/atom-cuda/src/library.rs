@@ -127,6 +127,9 @@ impl Opened {
         let (candidates, named) = search.candidates(kind);
         let mut tried = Vec::new();
         for path in candidates {
+            // What it opens by itself is looked for beside it, so where it lies must not depend on where we are.
+            let is_bare = path.components().count() == 1;
+            let path = if is_bare { path } else { std::path::absolute(&path).unwrap_or(path) };
             // Bare names go to the system's own search; of full paths, only files that exist are worth a try.
             if !named && path.is_absolute() && !path.exists() {
                 tried.push(format!("  {}: no such file", path.display()));

@@ -128,6 +128,20 @@ fn a_driver_that_fails_is_an_error_with_the_call() {
     assert!(error.contains("cuInit") && error.contains("999"), "{error}");
 }
 
+/// NVRTC was found through a relative path, and its built-in functions were not.
+#[test]
+fn a_library_that_is_named_relative_to_here_is_opened_by_its_whole_path() {
+    let folder = Folder::new("relative");
+    let broken = folder.stub("libbroken.so", Driver::NAMES, &[("cuInit", "return 999;")]);
+    let here = std::env::current_dir().unwrap();
+    let up: PathBuf = here.components().skip(1).map(|_| "..").collect();
+    let relative = up.join(broken.strip_prefix("/").unwrap());
+    assert!(relative.is_relative() && relative.is_file(), "{relative:?}");
+    let gone = text(Gpu::is_there(&named(&relative.with_extension("gone"))));
+    assert!(gone.contains(&here.display().to_string()), "{gone}");
+    assert!(text(Gpu::is_there(&named(&relative))).contains("cuInit"));
+}
+
 #[test]
 fn the_environment_names_files_and_pythons() {
     let folder = Folder::new("python");

@@ -9,7 +9,7 @@ use atom_group::Patience;
 use atom_ops::{Backend, OpsError, StepInputs};
 use atom_rank::{Host, HostError};
 use common::hooked::{Hooked, Hooks};
-use common::{Setup, ask, mesh, request, rest, send, tiny};
+use common::{Pending, Setup, ask, mesh, request, rest, send, tiny};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -54,6 +54,17 @@ fn start(setup: &Setup, rank: u16, fault: Fault, after: usize) -> Result<Host, H
     Host::start(&setup.config(), &tiny("llama"), backend, Arc::new(|_, _, _| {}))
 }
 
+/// Requests that have all been taken before the first of their steps.
+fn send_together(host: &Host, count: usize) -> Vec<Pending> {
+    host.pause();
+    while !host.is_at_rest() {
+        std::thread::yield_now();
+    }
+    let pending = (0..count).map(|_| send(host, long_request())).collect();
+    host.resume();
+    pending
+}
+
 fn long_request() -> atom_engine::Request {
     request(&[1, 2, 3, 4, 5], 400, SamplingParams::greedy())
 }
@@ -68,7 +79,7 @@ fn a_rank_that_fails_answers_everybody_and_turns_health_red() {
         ] {
             let last = setup.mesh.ranks() as u16 - 1;
             let host = start(&setup, last, fault, 20).unwrap();
-            let pending: Vec<_> = (0..24).map(|_| send(&host, long_request())).collect();
+            let pending = send_together(&host, 24);
             for answer in pending.into_iter().map(|p| p.wait()) {
                 let Some(Err(EngineError::Rank(reason))) = &answer.end else { panic!("{answer:?}") };
                 assert!(!reason.is_empty());
@@ -91,7 +102,7 @@ fn a_rank_that_hangs_is_given_up_and_nobody_waits_for_it() {
         let held = LOCK.lock().unwrap();
         let setup = Setup { mesh, patience, ..Setup::default() };
         let host = start(&setup, mesh.ranks() as u16 - 1, Fault::Hang(&LOCK), 20).unwrap();
-        let pending: Vec<_> = (0..4).map(|_| send(&host, long_request())).collect();
+        let pending = send_together(&host, 4);
         for answer in pending.into_iter().map(|p| p.wait()) {
             assert!(matches!(answer.end, Some(Err(EngineError::Rank(_)))), "{answer:?}");
         }
