@@ -327,8 +327,8 @@ fn host_config(
     Ok((config, plan))
 }
 
-/// A few, beside what computes the steps: a mask takes some tens of microseconds. Never only one, which a hard
-/// grammar would keep from everybody.
+/// A few, beside what computes the steps: a mask takes some tens of microseconds. Never only one, so that
+/// one slow mask does not hold up all; many at once, as of a hard grammar with a large `n`, still do.
 fn mask_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).div_ceil(4).clamp(2, 8)
 }
