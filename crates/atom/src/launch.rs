@@ -77,7 +77,7 @@ pub(crate) fn launch_with(args: &EngineArgs, policy: Policy) -> Result<Running> 
         text.tokenizer.vocab_size(),
         checkpoint.config().vocab_size
     );
-    let ranks = opened.start(args, text.tokenizer.end_tokens(), policy)?;
+    let ranks = opened.start(args, (text.tokenizer.end_tokens(), false), policy)?;
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
     Ok(Running {
         host: ranks.host,
@@ -89,10 +89,12 @@ pub(crate) fn launch_with(args: &EngineArgs, policy: Policy) -> Result<Running> 
     })
 }
 
-/// As [`launch`] does, for token ids: needs no tokenizer.
+/// As [`launch`] does, for token ids: needs no tokenizer. The ranks of a mixture can count experts.
 pub(crate) fn launch_ranks(args: &EngineArgs) -> Result<Ranks> {
     let policy = policy(args, mesh(args)?.lanes_per_group())?;
-    Opened::new(args)?.start(args, &[], policy)
+    let opened = Opened::new(args)?;
+    let is_mixture = opened.checkpoint.config().moe.is_some();
+    opened.start(args, (&[], is_mixture), policy)
 }
 
 impl Opened {
@@ -104,8 +106,14 @@ impl Opened {
         Ok(Self { name, checkpoint, gpu, start })
     }
 
-    /// `end_tokens` are the tokenizer's; the configuration may know more.
-    fn start(self, args: &EngineArgs, end_tokens: &[TokenId], policy: Policy) -> Result<Ranks> {
+    /// `end_tokens` are the tokenizer's; the configuration may know more. If it `counts`, recordings can count the
+    /// experts of a step.
+    fn start(
+        self,
+        args: &EngineArgs,
+        (end_tokens, counts): (&[TokenId], bool),
+        policy: Policy,
+    ) -> Result<Ranks> {
         let Self { name, checkpoint, gpu, start } = self;
         tracing::info!("{name}: {}", checkpoint.description());
         refuse_unused_layers(&checkpoint)?;
@@ -116,7 +124,7 @@ impl Opened {
             Some(gpu) => Target::Cuda(Box::new(gpu), cuda::element(args)),
             None => Target::Cpu(Threads::new(args)?),
         };
-        let (mut config, plan) = host_config(args, &checkpoint, end_tokens, &target, policy)?;
+        let (mut config, plan) = host_config(args, &checkpoint, (end_tokens, counts), &target, policy)?;
         config.link = link(args, &config, &checkpoint)?;
         let layout = layout(&config, &target);
         let end_tokens = config.scheduler.eos.to_vec();
@@ -263,7 +271,7 @@ fn expert_layout(args: &EngineArgs) -> ExpertLayout {
 fn host_config(
     args: &EngineArgs,
     checkpoint: &Checkpoint,
-    end_tokens: &[TokenId],
+    (end_tokens, count_experts): (&[TokenId], bool),
     target: &Target,
     policy: Policy,
 ) -> Result<(HostConfig, Option<Plan>)> {
@@ -308,6 +316,7 @@ fn host_config(
                 page_size,
                 max_model_len,
                 max_num_seqs: args.max_num_seqs as usize,
+                count_experts,
                 poison: args.poison_padding,
                 pages_useful: useful,
                 cache_bytes: args.kv_cache_memory,
@@ -366,6 +375,7 @@ fn host_config(
         record_all: true,
         mask_threads: mask_threads(),
         mask_wait: MASK_WAIT,
+        count_experts,
         poison: args.poison_padding,
         spins,
         patience: Patience::default(),

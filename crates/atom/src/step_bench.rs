@@ -2,6 +2,7 @@
 //! this process: scheduler, lane loop, backend. Requests are random token ids, and what is measured is when their tokens
 //! come, on this process's clock.
 
+mod experts;
 mod meter;
 mod report;
 mod scenarios;
@@ -15,7 +16,8 @@ use anyhow::{Context, Result, ensure};
 use atom_base::LaneId;
 use atom_rank::StepRecord;
 use clap::{ArgMatches, Args};
-use meter::Meter;
+use experts::{ExpertsRead, Mixture};
+use meter::{Meter, Wave};
 use report::{Figure, Report, Steps, Unit};
 use scenarios::Scenario;
 use std::path::PathBuf;
@@ -31,6 +33,10 @@ use std::time::Instant;
 ///   next token   from step to step while a batch decodes, when all prompts are computed (--decode)
 ///   prefill      prompt tokens each second, from the first submission to the last token (--prefill)
 ///   load         tokens of answers each second, prompts included (--load)
+///
+/// Of a mixture it also says how many different experts the rows of a step choose, of each layer, and how
+/// many that would be if every row chose evenly; a figure that is more than 5% away does not count. They
+/// are counted in steps of the same kind that are not timed.
 ///
 /// --max-num-seqs, if it isn't given, is raised to the most requests that a figure has. Examples:
 ///
@@ -87,6 +93,14 @@ pub(crate) struct StepBenchFlags {
     json: Option<PathBuf>,
 }
 
+/// What figures are made with.
+struct Bench<'a> {
+    meter: Meter<'a>,
+    mixture: Option<Mixture>,
+    /// Of the largest step.
+    rows_max: usize,
+}
+
 /// Measures what was asked for; `given` is where the flags come from.
 pub(crate) fn run(mut flags: StepBenchFlags, given: &ArgMatches) -> Result<()> {
     let started = Instant::now();
@@ -107,13 +121,14 @@ pub(crate) fn run(mut flags: StepBenchFlags, given: &ArgMatches) -> Result<()> {
     for scenario in &scenarios {
         scenario.check(ranks.host.limits(), ranks.layout.page_size, rows_max)?;
     }
-    let mut meter = Meter::new(&ranks.host, flags.engine.seed.unwrap_or(0));
+    let meter = Meter::new(&ranks.host, flags.engine.seed.unwrap_or(0));
+    let mut bench = Bench { meter, mixture: Mixture::of(ranks.checkpoint.config()), rows_max };
     // What is done for the first time on the way, like code that a library brings in, is done now.
-    warm(&mut meter, &scenarios)?;
+    bench.warm(&scenarios)?;
     let before = steps(&ranks);
     let mut figures = Vec::with_capacity(scenarios.len());
     for scenario in &scenarios {
-        let figure = flags.figure(&mut meter, scenario, rows_max).with_context(|| scenario.name())?;
+        let figure = flags.figure(&mut bench, scenario).with_context(|| scenario.name())?;
         tracing::info!("{}: {:.3}", figure.name, figure.median);
         figures.push(figure);
     }
@@ -180,87 +195,108 @@ impl StepBenchFlags {
         Ok(scenarios)
     }
 
-    fn figure(&self, meter: &mut Meter<'_>, scenario: &Scenario, rows_max: usize) -> Result<Figure> {
-        let ms = |from: Instant, to: Instant| (to - from).as_secs_f64() * 1e3;
+    fn figure(&self, bench: &mut Bench<'_>, scenario: &Scenario) -> Result<Figure> {
+        let load = scenario.requests(bench.rows_max);
         let (unit, seen) = match *scenario {
             Scenario::First { prompt } => {
-                let once = |_| {
-                    let mut wave = meter.alone(prompt)?;
-                    wave.hear_all()?;
-                    let took = ms(wave.start, wave.tracks[0].times[0]);
-                    meter.settle()?;
-                    Ok(took)
-                };
-                (Unit::Milliseconds, (0..self.first_repeats).map(once).collect::<Result<Vec<_>>>()?)
+                let seen = (0..self.first_repeats).map(|_| bench.first_ms(prompt)).collect::<Result<_>>()?;
+                (Unit::Milliseconds, seen)
             }
-            Scenario::Decode { batch, steps, .. } => {
-                let seen = decode(meter, scenario.requests(rows_max), steps)?;
+            Scenario::Decode { steps, .. } => {
+                let (seen, experts) = bench.decode(load, steps)?;
                 let ms = seen.windows(2).map(|pair| (pair[1].at_us - pair[0].at_us) as f64 / 1e3).collect();
-                let rows = seen.first().map_or(0, |step| step.decode_rows);
-                tracing::debug!("{batch} requests: steps of {rows} rows in a lane");
-                (Unit::Milliseconds, ms)
+                let figure = Figure::new(scenario.name(), Unit::Milliseconds, ms);
+                return Ok(Figure { experts, ..figure });
             }
-            Scenario::Prefill(load) => {
-                let once = |_| {
-                    let wave = finished(meter, scenario.requests(rows_max))?;
-                    Ok((load.requests * load.prompt) as f64 / wave.whole().as_secs_f64())
-                };
-                (Unit::TokensEachSecond, (0..self.prefill_repeats).map(once).collect::<Result<Vec<_>>>()?)
+            Scenario::Prefill(Load { requests, prompt, .. }) => {
+                let rate = |wave: &Wave| (requests * prompt) as f64 / wave.whole().as_secs_f64();
+                let once = |_| bench.finished(load).map(|wave| rate(&wave));
+                (Unit::TokensEachSecond, (0..self.prefill_repeats).map(once).collect::<Result<_>>()?)
             }
             Scenario::Load(load) => {
-                let once = |_| {
-                    let wave = finished(meter, load)?;
-                    Ok(wave.tokens() as f64 / wave.whole().as_secs_f64())
-                };
-                (Unit::TokensEachSecond, (0..self.load_repeats).map(once).collect::<Result<Vec<_>>>()?)
+                let rate = |wave: &Wave| wave.tokens() as f64 / wave.whole().as_secs_f64();
+                let once = |_| bench.finished(load).map(|wave| rate(&wave));
+                (Unit::TokensEachSecond, (0..self.load_repeats).map(once).collect::<Result<_>>()?)
             }
         };
-        Ok(Figure::new(scenario.name(), unit, seen))
+        let experts = bench.experts(Load { answer: load.answer.min(COUNTED_ANSWER), ..load })?;
+        Ok(Figure { experts, ..Figure::new(scenario.name(), unit, seen) })
     }
 }
 
-/// `steps + 1` steps of the first lane, one after the other, in which all requests of a wave decode.
-fn decode(meter: &mut Meter<'_>, load: Load, steps: usize) -> Result<Vec<StepRecord>> {
-    let host = meter.host();
-    ensure!(host.start_profile(), "somebody else records a profile");
-    let mut wave = meter.together(load)?;
-    wave.hear(|tracks| tracks.iter().all(|track| !track.times.is_empty()))?;
-    let until = wave.tracks[0].times.len() + steps + STEPS_DROPPED + STEPS_LATE;
-    wave.hear(|tracks| tracks[0].times.len() >= until || tracks[0].has_ended)?;
-    let (records, _) = host.stop_profile().context("a profile was begun")?;
-    meter.end(wave)?;
-    // The first may have been planned before the last prompt was computed, or held up by what came before.
-    let mut seen: Vec<StepRecord> = records.into_iter().filter(|step| step.lane == LaneId(0)).collect();
-    let full = seen.iter().map(|step| step.decode_rows).max().unwrap_or(0);
-    seen.retain(|step| step.decode_rows == full && step.prefill_rows == 0);
-    let seen: Vec<StepRecord> = seen.into_iter().skip(STEPS_DROPPED).take(steps + 1).collect();
-    let is_whole =
-        seen.len() == steps + 1 && seen.windows(2).all(|pair| pair[0].step.0 + 1 == pair[1].step.0);
-    ensure!(
-        is_whole,
-        "{} of {} steps in a row had all of the {} requests: the KV cache is too small for them",
-        seen.len(),
-        steps + 1,
-        load.requests
-    );
-    Ok(seen)
-}
-
-/// A wave that ran to its end.
-fn finished(meter: &mut Meter<'_>, load: Load) -> Result<meter::Wave> {
-    let mut wave = meter.together(load)?;
-    wave.hear_all()?;
-    meter.settle()?;
-    Ok(wave)
-}
-
-/// Computes one prompt of every length, and some tokens behind it.
-fn warm(meter: &mut Meter<'_>, scenarios: &[Scenario]) -> Result<()> {
-    for scenario in scenarios {
-        let Load { prompt, answer, .. } = scenario.requests(usize::MAX);
-        finished(meter, Load { requests: 1, prompt, answer: answer.min(WARM_TOKENS) })?;
+impl Bench<'_> {
+    /// Milliseconds to the first token of a prompt that is alone.
+    fn first_ms(&mut self, prompt: usize) -> Result<f64> {
+        let mut wave = self.meter.alone(prompt)?;
+        wave.hear_all()?;
+        self.meter.settle()?;
+        Ok(wave.whole().as_secs_f64() * 1e3)
     }
-    Ok(())
+
+    /// `steps + 1` steps of the first lane, one after the other, in which all requests of a wave decode; and the experts
+    /// that some steps after them read.
+    fn decode(&mut self, load: Load, steps: usize) -> Result<(Vec<StepRecord>, Option<ExpertsRead>)> {
+        let host = self.meter.host();
+        ensure!(host.start_profile(), "somebody else records a profile");
+        let mut wave = self.meter.together(load)?;
+        wave.hear(|tracks| tracks.iter().all(|track| !track.times.is_empty()))?;
+        let mut until = wave.tracks[0].times.len() + steps + STEPS_DROPPED + STEPS_LATE;
+        wave.hear(|tracks| tracks[0].times.len() >= until || tracks[0].has_ended)?;
+        if self.mixture.is_some() {
+            host.count_experts(true);
+            until = wave.tracks[0].times.len() + STEPS_COUNTED;
+            wave.hear(|tracks| tracks[0].times.len() >= until || tracks[0].has_ended)?;
+            host.count_experts(false);
+        }
+        let (mut seen, _) = host.stop_profile().context("a profile was begun")?;
+        self.meter.end(wave)?;
+        seen.retain(|step| step.lane == LaneId(0));
+        let full = seen.iter().map(|step| step.decode_rows).max().unwrap_or(0);
+        seen.retain(|step| step.decode_rows == full && step.prefill_rows == 0);
+        let experts = self.mixture.and_then(|mixture| mixture.read(&seen));
+        seen.retain(|step| step.distinct_experts == 0);
+        // The first may have been planned before the last prompt was computed.
+        let seen: Vec<StepRecord> = seen.into_iter().skip(STEPS_DROPPED).take(steps + 1).collect();
+        let is_whole =
+            seen.len() == steps + 1 && seen.windows(2).all(|pair| pair[0].step.0 + 1 == pair[1].step.0);
+        ensure!(
+            is_whole,
+            "{} of {} steps in a row had all of the {} requests: the KV cache is too small for them",
+            seen.len(),
+            steps + 1,
+            load.requests
+        );
+        Ok((seen, experts))
+    }
+
+    /// A wave that ran to its end.
+    fn finished(&mut self, load: Load) -> Result<Wave> {
+        let mut wave = self.meter.together(load)?;
+        wave.hear_all()?;
+        self.meter.settle()?;
+        Ok(wave)
+    }
+
+    /// The experts that the steps of a wave read, of a mixture.
+    fn experts(&mut self, load: Load) -> Result<Option<ExpertsRead>> {
+        let Some(mixture) = self.mixture else { return Ok(None) };
+        let host = self.meter.host();
+        ensure!(host.start_profile(), "somebody else records a profile");
+        host.count_experts(true);
+        self.finished(load)?;
+        host.count_experts(false);
+        let (seen, _) = host.stop_profile().context("a profile was begun")?;
+        Ok(mixture.read(&seen))
+    }
+
+    /// Computes one prompt of every length, and some tokens behind it.
+    fn warm(&mut self, scenarios: &[Scenario]) -> Result<()> {
+        for scenario in scenarios {
+            let Load { prompt, answer, .. } = scenario.requests(self.rows_max);
+            self.finished(Load { requests: 1, prompt, answer: answer.min(WARM_TOKENS) })?;
+        }
+        Ok(())
+    }
 }
 
 /// Of all lanes since start.
@@ -292,5 +328,9 @@ impl Steps {
 const STEPS_DROPPED: usize = 2;
 /// More of them at its end: tokens come from another thread than the records of steps.
 const STEPS_LATE: usize = 4;
+/// Steps of a batch that count experts, after those that are timed.
+const STEPS_COUNTED: usize = 8;
+/// Tokens of answers of a load that counts experts: its later steps are as those.
+const COUNTED_ANSWER: usize = 16;
 /// Tokens behind each prompt that warms up.
 const WARM_TOKENS: usize = 8;

@@ -49,10 +49,19 @@ fn every_figure_is_in_the_table_and_in_the_file() {
     let counts: Vec<u64> = figures.iter().map(|figure| figure["count"].as_u64().unwrap()).collect();
     assert_eq!(counts, [3, 3, 8, 8, 3, 1]);
     assert!(figures.iter().all(|figure| figure["median"].as_f64().unwrap() > 0.0), "{json:#}");
-    // Prompts that were computed, each once: 3 x (5 + 40), 20 + 6 x 20, 3 x 3 x 50, 4 x 9; and the steps of answers.
+    // Of 8 experts a row chooses 2.
+    for figure in figures {
+        let read = |key: &str| figure["experts"][key].as_f64().unwrap();
+        let (found, expected) = (read("per_layer_and_step"), read("expected"));
+        assert!((2.0..=8.0).contains(&found) && (2.0..=8.0).contains(&expected), "{figure:#}");
+    }
+    let alone = &figures[2]["experts"];
+    assert_eq!((alone["per_layer_and_step"].as_f64(), alone["counts"].as_bool()), (Some(2.0), Some(true)));
+    assert!(text.contains("2.0 experts, 2.0 if even: +0.0%"), "{text}");
+    // Prompts that were computed: 3 + 1 times 5 and 40, 20 + 6 x 20, (3 + 1) x 3 x 50, (1 + 1) x 4 x 9; and answers.
     let (rows, steps) = (json["steps"]["rows"].as_u64().unwrap(), &json["steps"]);
-    let (prompts, answers) = (3 * 45 + 7 * 20 + 450 + 36, 8 + 6 * 8 + 4 * 6);
-    assert!(rows >= prompts + answers && rows <= prompts + answers + 7 * 40, "{rows}");
+    let (prompts, answers) = (4 * 45 + 7 * 20 + 4 * 150 + 72, 8 + 6 * 8 + 2 * 4 * 6);
+    assert!(rows >= prompts + answers && rows <= prompts + answers + 7 * 60, "{rows}");
     assert_eq!((steps["eager"].as_u64(), steps["preempted"].as_u64()), (Some(0), Some(0)));
 }
 

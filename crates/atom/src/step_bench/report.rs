@@ -1,5 +1,6 @@
 //! Figures, as a table for people and as JSON for programs.
 
+use super::experts::ExpertsRead;
 use serde::Serialize;
 use std::fmt;
 
@@ -30,6 +31,8 @@ pub(super) struct Figure {
     pub(super) quartiles: [f64; 2],
     /// Steps or runs that were seen.
     pub(super) count: usize,
+    /// Of a mixture, in the same scenario but not in what was timed.
+    pub(super) experts: Option<ExpertsRead>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -60,7 +63,7 @@ impl Figure {
         let at = |quarter: usize| seen[(seen.len() - 1) * quarter / 4];
         // Of an even count the mean of the two in the middle.
         let median = (seen[(seen.len() - 1) / 2] + seen[seen.len() / 2]) / 2.0;
-        Self { name, unit, median, quartiles: [at(1), at(3)], count: seen.len() }
+        Self { name, unit, median, quartiles: [at(1), at(3)], count: seen.len(), experts: None }
     }
 }
 
@@ -85,9 +88,13 @@ impl fmt::Display for Report {
         writeln!(f, "{}: {}", self.model, self.description)?;
         writeln!(f, "atom {} on {}; start to ready {:.2} s", self.atom, self.device, self.start_s)?;
         writeln!(f, "\n{:34} {:>14} {:>28} {:>6}", "", "median", "quartiles", "seen")?;
-        for Figure { name, unit, median, quartiles: [low, high], count } in &self.figures {
+        for Figure { name, unit, median, quartiles: [low, high], count, experts } in &self.figures {
             let quartiles = format!("{} .. {}", unit.show(*low), unit.show(*high));
-            writeln!(f, "{name:34} {:>14} {quartiles:>28} {count:>6}", unit.show(*median))?;
+            write!(f, "{name:34} {:>14} {quartiles:>28} {count:>6}", unit.show(*median))?;
+            match experts {
+                Some(experts) => writeln!(f, "   {experts}")?,
+                None => writeln!(f)?,
+            }
         }
         let Steps { replays, eager, rows, padding_rows, preempted } = self.steps;
         writeln!(

@@ -122,8 +122,9 @@ impl Scenario {
     }
 }
 
-/// Steps of a batch beside those that are timed: the first and the last, which are dropped, and some to spare.
-const STEPS_BESIDE: usize = 16;
+/// Steps of a batch beside those that are timed: the first and the last, which are dropped, those that count experts,
+/// and some to spare.
+const STEPS_BESIDE: usize = 32;
 
 #[cfg(test)]
 mod tests {
@@ -160,7 +161,7 @@ mod tests {
                 decode(33, 100),
                 &["--decode 33", "33 requests", "32 can be taken", "--max-num-seqs 32", "33 or more"],
             ),
-            // 32 requests of 1200 + 10 + 20 + 16 tokens in pages of 64.
+            // 32 requests of 1200 + 10 + 20 + 32 tokens in pages of 64.
             (decode(32, 1200), &["--decode 32 at --context 1200", "40960 tokens", "40000"]),
             (
                 Scenario::Prefill(load(133, 2000, 1)),
