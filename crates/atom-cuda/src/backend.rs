@@ -1,5 +1,9 @@
 //! [`CudaBackend`]: one rank on one GPU.
 
+mod operators;
+
+pub use operators::{OperatorTime, StepTimes};
+
 use crate::blas::Blas;
 use crate::compile::Program;
 use crate::device::{Device, Event, Stream};

@@ -63,19 +63,17 @@ impl Capture<'_> {
         if shape.rows > top.rows || shape.out_rows > top.out_rows || shape.lanes != top.lanes {
             return Err(OpsError::Memory(format!("{shape:?} was recorded, {top:?} was reserved for")));
         }
-        let places = Places::new(recording, steps, self.shelf.element());
-        if places.bytes > self.reserved.room.bytes() {
+        let mut scene = self.scene(recording, steps);
+        if scene.places.bytes > self.reserved.room.bytes() {
             return Err(OpsError::Memory(format!(
                 "a recording of {} rows needs {} bytes of buffers, {} were planned",
                 shape.rows,
-                places.bytes,
+                scene.places.bytes,
                 self.reserved.room.bytes()
             )));
         }
-        let properties = self.queue.stream.device().properties();
-        let layout = Layout::new(&shape, &limits(reserve, properties, self.shelf.element()));
+        let layout = scene.layout;
         assert!(layout.end <= self.reserved.staging.bytes(), "the plan has room for every layout");
-        let mut scene = Scene { with: self, recording, places, layout, counts: None };
         // Choosing may load code and takes its time: not within a capture. The same walk, products only.
         for step in steps {
             if let Step::Op(&Op::Linear { x, weight, out, .. }) = *step {
@@ -99,6 +97,31 @@ impl Capture<'_> {
             }
         }
         Ok(Recorded { graph, counting, shape, layout, layout_hash: layout.hash(), choices, tokens })
+    }
+}
+
+impl Capture<'_> {
+    fn scene<'a>(&'a self, recording: &'a Recording, steps: &[Step<'_>]) -> Scene<'a> {
+        let properties = self.queue.stream.device().properties();
+        let limits = limits(&self.reserved.reserve, properties, self.shelf.element());
+        let places = Places::new(recording, steps, self.shelf.element());
+        Scene {
+            with: self,
+            recording,
+            places,
+            layout: Layout::new(&recording.shape(), &limits),
+            counts: None,
+        }
+    }
+
+    /// A graph of the first `count` steps only, of a recording that was kept.
+    pub(crate) fn first_steps(
+        &self,
+        recording: &Recording,
+        steps: &[Step<'_>],
+        count: usize,
+    ) -> Result<Graph, OpsError> {
+        self.scene(recording, steps).capture(&steps[..count])
     }
 }
 

@@ -4,9 +4,11 @@
 
 mod experts;
 mod meter;
+mod operators;
 mod report;
 mod scenarios;
 
+pub(crate) use operators::{Observed, Workshop};
 pub(crate) use scenarios::{Load, Part};
 
 use crate::args::EngineArgs;
@@ -18,10 +20,12 @@ use atom_rank::StepRecord;
 use clap::{ArgMatches, Args};
 use experts::{ExpertsRead, Mixture};
 use meter::{Meter, Wave};
+use operators::Operators;
 use report::{Figure, Report, Steps, Unit};
 use scenarios::Scenario;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Measure the step loop of a model in this process, without HTTP and without text.
 ///
@@ -72,6 +76,11 @@ pub(crate) struct StepBenchFlags {
     #[arg(long, value_enum, value_name = "KIND,..", value_delimiter = ',')]
     only: Vec<Part>,
 
+    /// Requests that decode in a step that is taken apart, at --context: what its operators take, and what share of a
+    /// copy's speed they read weights, keys and values at. On a GPU only. [default: none is]
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    operators: Vec<usize>,
+
     /// Steps of every batch of --decode that are timed.
     #[arg(long, value_name = "N", default_value_t = 100)]
     steps: usize,
@@ -104,7 +113,7 @@ struct Bench<'a> {
 /// Measures what was asked for; `given` is where the flags come from.
 pub(crate) fn run(mut flags: StepBenchFlags, given: &ArgMatches) -> Result<()> {
     let started = Instant::now();
-    let scenarios = flags.scenarios()?;
+    let (scenarios, apart) = (flags.scenarios()?, flags.taken_apart());
     if let Some(path) = &flags.json {
         // Before the work, not after it: a path that can't be written is known now.
         let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
@@ -112,13 +121,15 @@ pub(crate) fn run(mut flags: StepBenchFlags, given: &ArgMatches) -> Result<()> {
     }
     ensure!(flags.engine.nodes == 1, "bench step measures the ranks of one process; leave out --nodes");
     if given.value_source("max_num_seqs") != Some(clap::parser::ValueSource::CommandLine) {
-        let most = scenarios.iter().map(|scenario| scenario.requests(1).requests).max().unwrap_or(1);
+        let all = scenarios.iter().chain(&apart);
+        let most = all.map(|scenario| scenario.requests(1).requests).max().unwrap_or(1);
         flags.engine.max_num_seqs = flags.engine.max_num_seqs.max(u32::try_from(most)?);
     }
-    let ranks = launch_ranks(&flags.engine)?;
+    let workshop = (!apart.is_empty()).then(Arc::<Workshop>::default);
+    let ranks = launch_ranks(&flags.engine, workshop.clone())?;
     let start_s = started.elapsed().as_secs_f64();
     let rows_max = ranks.layout.step_rows.last().map_or(1, |&rows| rows as usize);
-    for scenario in &scenarios {
+    for scenario in scenarios.iter().chain(&apart) {
         scenario.check(ranks.host.limits(), ranks.layout.page_size, rows_max)?;
     }
     let meter = Meter::new(&ranks.host, flags.engine.seed.unwrap_or(0));
@@ -133,8 +144,13 @@ pub(crate) fn run(mut flags: StepBenchFlags, given: &ArgMatches) -> Result<()> {
         figures.push(figure);
     }
     let steps = steps(&ranks).since(&before);
+    let apart = apart.iter().map(|scenario| {
+        let workshop = workshop.as_ref().expect("there is one if a step is taken apart");
+        bench.take_apart(workshop, scenario).with_context(|| format!("--operators, {}", scenario.name()))
+    });
     let report = Report {
         atom: env!("CARGO_PKG_VERSION"),
+        operators: apart.collect::<Result<_>>()?,
         model: ranks.name,
         description: ranks.checkpoint.description(),
         device: ranks.layout.device,
@@ -163,10 +179,9 @@ impl StepBenchFlags {
         for (flag, count) in counts {
             ensure!(count > 0, "{flag} 0 measures nothing; use 1 or more");
         }
-        let numbers =
-            self.first.iter().map(|n| ("--first", n)).chain(self.decode.iter().map(|n| ("--decode", n)));
-        for (flag, &number) in numbers {
-            ensure!(number > 0, "{flag} 0 measures nothing; use 1 or more");
+        let lists = [("--first", &self.first), ("--decode", &self.decode), ("--operators", &self.operators)];
+        for (flag, list) in lists {
+            ensure!(!list.contains(&0), "{flag} 0 measures nothing; use 1 or more");
         }
         let is_asked = |part| self.only.is_empty() || self.only.contains(&part);
         let mut scenarios = Vec::new();
@@ -193,6 +208,12 @@ impl StepBenchFlags {
             scenarios.extend(self.load.iter().map(|&load| Scenario::Load(load)));
         }
         Ok(scenarios)
+    }
+
+    /// Steps that are taken apart.
+    fn taken_apart(&self) -> Vec<Scenario> {
+        let decode = |&batch| Scenario::Decode { batch, context: self.context, steps: 1 };
+        self.operators.iter().map(decode).collect()
     }
 
     fn figure(&self, bench: &mut Bench<'_>, scenario: &Scenario) -> Result<Figure> {
@@ -269,6 +290,25 @@ impl Bench<'_> {
         Ok((seen, experts))
     }
 
+    /// A step in which all requests of a batch decode, taken apart.
+    fn take_apart(&mut self, workshop: &Workshop, scenario: &Scenario) -> Result<Operators> {
+        let load = scenario.requests(self.rows_max);
+        let experts_read = self.mixture.map_or(0.0, |mixture| mixture.expected(load.requests as u32));
+        workshop.ask(load.requests, experts_read);
+        let mut wave = self.meter.together(load)?;
+        wave.hear(|tracks| tracks.iter().all(|track| !track.times.is_empty()))?;
+        let start = Instant::now();
+        let times = loop {
+            if let Some(times) = workshop.take() {
+                break times?;
+            }
+            ensure!(start.elapsed() < SILENCE_MAX, "no step came in which all {} decode", load.requests);
+            self.meter.look()?;
+        };
+        self.meter.end(wave)?;
+        Ok(Operators::new((load.requests, load.prompt), times))
+    }
+
     /// A wave that ran to its end.
     fn finished(&mut self, load: Load) -> Result<Wave> {
         let mut wave = self.meter.together(load)?;
@@ -324,6 +364,8 @@ impl Steps {
     }
 }
 
+/// Until a step is taken apart.
+const SILENCE_MAX: Duration = Duration::from_secs(120);
 /// Steps of a batch that are not timed, at its beginning.
 const STEPS_DROPPED: usize = 2;
 /// More of them at its end: tokens come from another thread than the records of steps.

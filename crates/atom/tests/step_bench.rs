@@ -84,6 +84,8 @@ fn what_can_not_be_measured_is_refused_with_its_numbers() {
         ),
         (&["--json", "/nowhere/out.json"], &["--json", "/nowhere/out.json"]),
         (&["--nodes", "2"], &["--nodes"]),
+        (&["--operators", "0"], &["--operators 0"]),
+        (&["--operators", "4"], &["--operators", "CPU"]),
     ] {
         let output = bench(&folder, flags);
         let text = String::from_utf8(output.stderr).unwrap();
