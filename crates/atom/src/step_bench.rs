@@ -240,7 +240,8 @@ impl StepBenchFlags {
                 (Unit::TokensEachSecond, (0..self.load_repeats).map(once).collect::<Result<_>>()?)
             }
         };
-        let experts = bench.experts(Load { answer: load.answer.min(COUNTED_ANSWER), ..load })?;
+        let experts =
+            bench.experts(Load { answer: load.answer.min(COUNTED_ANSWER), ..load }, |steps| steps)?;
         Ok(Figure { experts, ..Figure::new(scenario.name(), unit, seen) })
     }
 }
@@ -269,25 +270,27 @@ impl Bench<'_> {
             wave.hear(|tracks| tracks[0].times.len() >= until || tracks[0].has_ended)?;
             host.count_experts(false);
         }
-        let (mut seen, _) = host.stop_profile().context("a profile was begun")?;
+        let (seen, _) = host.stop_profile().context("a profile was begun")?;
         self.meter.end(wave)?;
-        seen.retain(|step| step.lane == LaneId(0));
-        let full = seen.iter().map(|step| step.decode_rows).max().unwrap_or(0);
-        seen.retain(|step| step.decode_rows == full && step.prefill_rows == 0);
-        let experts = self.mixture.and_then(|mixture| mixture.read(&seen));
-        seen.retain(|step| step.distinct_experts == 0);
+        let seen = decoding(seen);
+        let mut experts = self.mixture.and_then(|mixture| mixture.read(&seen));
+        if experts.is_none() {
+            // A model so small that its requests had ended before anybody asked.
+            experts = self.experts(load, decoding)?;
+        }
+        let timed = seen.into_iter().filter(|step| step.distinct_experts == 0);
         // The first may have been planned before the last prompt was computed.
-        let seen: Vec<StepRecord> = seen.into_iter().skip(STEPS_DROPPED).take(steps + 1).collect();
+        let timed: Vec<StepRecord> = timed.skip(STEPS_DROPPED).take(steps + 1).collect();
         let is_whole =
-            seen.len() == steps + 1 && seen.windows(2).all(|pair| pair[0].step.0 + 1 == pair[1].step.0);
+            timed.len() == steps + 1 && timed.windows(2).all(|pair| pair[0].step.0 + 1 == pair[1].step.0);
         ensure!(
             is_whole,
             "{} of {} steps in a row had all of the {} requests: the KV cache is too small for them",
-            seen.len(),
+            timed.len(),
             steps + 1,
             load.requests
         );
-        Ok((seen, experts))
+        Ok((timed, experts))
     }
 
     /// A step in which all requests of a batch decode, taken apart.
@@ -317,8 +320,12 @@ impl Bench<'_> {
         Ok(wave)
     }
 
-    /// The experts that the steps of a wave read, of a mixture.
-    fn experts(&mut self, load: Load) -> Result<Option<ExpertsRead>> {
+    /// The experts that those steps of a wave read that are `meant`, of a mixture.
+    fn experts(
+        &mut self,
+        load: Load,
+        meant: impl Fn(Vec<StepRecord>) -> Vec<StepRecord>,
+    ) -> Result<Option<ExpertsRead>> {
         let Some(mixture) = self.mixture else { return Ok(None) };
         let host = self.meter.host();
         ensure!(host.start_profile(), "somebody else records a profile");
@@ -326,7 +333,7 @@ impl Bench<'_> {
         self.finished(load)?;
         host.count_experts(false);
         let (seen, _) = host.stop_profile().context("a profile was begun")?;
-        Ok(mixture.read(&seen))
+        Ok(mixture.read(&meant(seen)))
     }
 
     /// Computes one prompt of every length, and some tokens behind it.
@@ -337,6 +344,14 @@ impl Bench<'_> {
         }
         Ok(())
     }
+}
+
+/// Steps of the first lane in which nobody computes a prompt and as many decode as in any of them.
+fn decoding(mut steps: Vec<StepRecord>) -> Vec<StepRecord> {
+    steps.retain(|step| step.lane == LaneId(0));
+    let full = steps.iter().map(|step| step.decode_rows).max().unwrap_or(0);
+    steps.retain(|step| step.decode_rows == full && step.prefill_rows == 0);
+    steps
 }
 
 /// Of all lanes since start.
