@@ -93,6 +93,9 @@ table! {
     fn cuMemcpyDtoHAsync_v2(
         to: *mut c_void, from: cu::CUdeviceptr, bytes: usize, stream: cu::CUstream,
     ) -> cu::CUresult;
+    fn cuMemcpyDtoDAsync_v2(
+        to: cu::CUdeviceptr, from: cu::CUdeviceptr, bytes: usize, stream: cu::CUstream,
+    ) -> cu::CUresult;
     fn cuMemsetD8Async(to: cu::CUdeviceptr, value: u8, count: usize, stream: cu::CUstream) -> cu::CUresult;
     fn cuStreamCreate(stream: *mut cu::CUstream, flags: c_uint) -> cu::CUresult;
     fn cuStreamDestroy_v2(stream: cu::CUstream) -> cu::CUresult;

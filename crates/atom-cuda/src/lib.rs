@@ -35,7 +35,7 @@ mod weights;
 mod work;
 
 pub use api::{CublasLt, Driver, Nvrtc};
-pub use backend::CudaBackend;
+pub use backend::{CudaBackend, OperatorTime, StepTimes};
 pub use blas::{Blas, Product};
 pub use compile::{Compiler, Program};
 pub use cudarc::driver::sys::{CUtensorMapDataType as MapElement, CUtensorMapSwizzle as MapSwizzle};

@@ -25,6 +25,8 @@ use atom_ops::{AttentionSpec, Buf, BufSpec, Extent, Op, OpsError, Recording, Rou
 /// A graph, with what a replay must fit.
 pub(crate) struct Recorded {
     pub(crate) graph: Graph,
+    /// The same with experts counted, if it was made to.
+    pub(crate) counting: Option<Graph>,
     pub(crate) shape: StepShape,
     pub(crate) layout: Layout,
     pub(crate) layout_hash: u64,
@@ -49,6 +51,8 @@ struct Scene<'a> {
     recording: &'a Recording,
     places: Places,
     layout: Layout,
+    /// Where routers count different experts, if they do.
+    counts: Option<Address>,
 }
 
 impl Capture<'_> {
@@ -59,34 +63,30 @@ impl Capture<'_> {
         if shape.rows > top.rows || shape.out_rows > top.out_rows || shape.lanes != top.lanes {
             return Err(OpsError::Memory(format!("{shape:?} was recorded, {top:?} was reserved for")));
         }
-        let places = Places::new(recording, steps, self.shelf.element());
-        if places.bytes > self.reserved.room.bytes() {
+        let mut scene = self.scene(recording, steps);
+        if scene.places.bytes > self.reserved.room.bytes() {
             return Err(OpsError::Memory(format!(
                 "a recording of {} rows needs {} bytes of buffers, {} were planned",
                 shape.rows,
-                places.bytes,
+                scene.places.bytes,
                 self.reserved.room.bytes()
             )));
         }
-        let properties = self.queue.stream.device().properties();
-        let layout = Layout::new(&shape, &limits(reserve, properties, self.shelf.element()));
+        let layout = scene.layout;
         assert!(layout.end <= self.reserved.staging.bytes(), "the plan has room for every layout");
-        let scene = Scene { with: self, recording, places, layout };
         // Choosing may load code and takes its time: not within a capture. The same walk, products only.
         for step in steps {
             if let Step::Op(&Op::Linear { x, weight, out, .. }) = *step {
                 self.blas.choose(scene.product(x, weight, out)?.0)?;
             }
         }
-        let graph = Graph::capture(self.queue.stream, || {
-            scene.begin()?;
-            steps.iter().try_for_each(|step| {
-                scene.step(step).map_err(|error| match error {
-                    OpsError::Weights(what) => OpsError::Weights(format!("{}: {what}", step.name())),
-                    other => other,
-                })
-            })
-        })?;
+        let graph = scene.capture(steps)?;
+        let counting = if recording.counts_experts() {
+            scene.counts = Some(self.reserved.counts()?);
+            Some(scene.capture(steps)?)
+        } else {
+            None
+        };
         let (mut choices, mut tokens) = ((0, 0), usize::MAX);
         for op in recording.ops() {
             match op {
@@ -96,11 +96,48 @@ impl Capture<'_> {
                 _ => {}
             }
         }
-        Ok(Recorded { graph, shape, layout, layout_hash: layout.hash(), choices, tokens })
+        Ok(Recorded { graph, counting, shape, layout, layout_hash: layout.hash(), choices, tokens })
+    }
+}
+
+impl Capture<'_> {
+    fn scene<'a>(&'a self, recording: &'a Recording, steps: &[Step<'_>]) -> Scene<'a> {
+        let properties = self.queue.stream.device().properties();
+        let limits = limits(&self.reserved.reserve, properties, self.shelf.element());
+        let places = Places::new(recording, steps, self.shelf.element());
+        Scene {
+            with: self,
+            recording,
+            places,
+            layout: Layout::new(&recording.shape(), &limits),
+            counts: None,
+        }
+    }
+
+    /// A graph of the first `count` steps only, of a recording that was kept.
+    pub(crate) fn first_steps(
+        &self,
+        recording: &Recording,
+        steps: &[Step<'_>],
+        count: usize,
+    ) -> Result<Graph, OpsError> {
+        self.scene(recording, steps).capture(&steps[..count])
     }
 }
 
 impl Scene<'_> {
+    fn capture(&self, steps: &[Step<'_>]) -> Result<Graph, OpsError> {
+        Graph::capture(self.with.queue.stream, || {
+            self.begin()?;
+            steps.iter().try_for_each(|step| {
+                self.step(step).map_err(|error| match error {
+                    OpsError::Weights(what) => OpsError::Weights(format!("{}: {what}", step.name())),
+                    other => other,
+                })
+            })
+        })
+    }
+
     fn begin(&self) -> Result<(), OpsError> {
         let (updates, tables) = (self.staged(self.layout.updates), self.with.reserved.tables.address());
         // SAFETY: replays write as many entries as the header says, each within the tables.
@@ -354,6 +391,10 @@ impl Scene<'_> {
         let (scores, granted) = ((self.at(logits), bias), self.staged(self.layout.group_rows));
         // SAFETY: see `op`.
         unsafe { route::route(&self.with.queue, spec, scores, self.at(out), granted, self.real(logits)) }?;
+        if let Some(counts) = self.counts {
+            // SAFETY: see `op`.
+            unsafe { route::count_experts(&self.with.queue, spec, self.at(out), self.real(out), counts) }?;
+        }
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use atom_model::Model;
 use atom_ops::{Backend, KvDType, OpsError, Reserve, StepShape};
 use atom_rank::Host;
 use atom_weights::Checkpoint;
-use common::{Setup, ask, goldens, greedy, request, tiny};
+use common::{Setup, ask, goldens, greedy, request, rest, tiny};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
@@ -24,6 +24,7 @@ const CHECKS: &[(&str, fn())] = &[
     ("bf16", bf16_is_near_and_poison_is_not_seen),
     ("sampling", sampled_tokens_are_those_of_the_cpu),
     ("calls", a_steady_step_is_one_launch),
+    ("experts", different_experts_are_those_of_the_cpu),
 ];
 
 fn main() -> ExitCode {
@@ -136,6 +137,28 @@ fn a_steady_step_is_one_launch() {
     assert!(count("cuStreamSynchronize") <= STEPS, "a step at depth 0 waits once");
 }
 
+/// Step by step, of prompts and of answers; and none while nobody asks.
+fn different_experts_are_those_of_the_cpu() {
+    let checkpoint = tiny("qwen3_moe");
+    let setup = Setup { count_experts: true, ..Setup::default() };
+    let prompt: Vec<u32> = (0..100).map(|i| (i * 41 + 3) % 512).collect();
+    let counted = |host: &Host, counts: bool| {
+        host.count_experts(counts);
+        assert!(host.start_profile());
+        greedy(host, &prompt, 30);
+        rest(host);
+        let (steps, _) = host.stop_profile().unwrap();
+        steps.iter().map(|step| (step.prefill_rows, step.distinct_experts)).collect::<Vec<_>>()
+    };
+    let (gpu, _) = start(&setup, &checkpoint, Element::F32);
+    let cpu = setup.start(&checkpoint);
+    let found = counted(&gpu, true);
+    assert!(found.iter().all(|(_, distinct)| *distinct > 0), "{found:?}");
+    assert_eq!(found, counted(&cpu, true));
+    // The prompt is in the cache by now, and computed again from its last page on.
+    assert!(counted(&gpu, false).iter().all(|(_, distinct)| *distinct == 0));
+}
+
 fn options() -> GpuOptions {
     GpuOptions {
         search: Search::from_env(|name| std::env::var_os(name)),
@@ -180,7 +203,9 @@ fn plan(setup: &Setup, checkpoint: &Arc<Checkpoint>, element: Element, propertie
         poison: setup.poison,
     };
     for bucket in config.lattice.buckets() {
-        sizer.add(&model.record(shape(bucket.rows(), bucket.out_rows())), &reserve).unwrap();
+        let recording = model.record(shape(bucket.rows(), bucket.out_rows()));
+        let recording = if setup.count_experts { recording.counting_experts() } else { recording };
+        sizer.add(&recording, &reserve).unwrap();
     }
     Plan { sizes: sizer.sizes(&reserve), pages: setup.pages }
 }
