@@ -189,6 +189,11 @@ table! {
         preference: lt::cublasLtMatmulPreference_t, asked: c_int,
         found: *mut lt::cublasLtMatmulHeuristicResult_t, count: *mut c_int,
     ) -> lt::cublasStatus_t;
+    fn cublasLtMatmulAlgoCheck(
+        handle: lt::cublasLtHandle_t, desc: lt::cublasLtMatmulDesc_t, a: lt::cublasLtMatrixLayout_t,
+        b: lt::cublasLtMatrixLayout_t, c: lt::cublasLtMatrixLayout_t, d: lt::cublasLtMatrixLayout_t,
+        algorithm: *const lt::cublasLtMatmulAlgo_t, found: *mut lt::cublasLtMatmulHeuristicResult_t,
+    ) -> lt::cublasStatus_t;
     fn cublasLtMatmul(
         handle: lt::cublasLtHandle_t, desc: lt::cublasLtMatmulDesc_t, alpha: *const c_void,
         a: *const c_void, a_layout: lt::cublasLtMatrixLayout_t, b: *const c_void,

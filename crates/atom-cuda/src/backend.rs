@@ -84,7 +84,7 @@ impl CudaBackend {
         Ok(Self {
             recordings: Vec::new(),
             reserved: None,
-            blas: Blas::new(&gpu.cublaslt, &gpu.device)?,
+            blas: Blas::new(&gpu.cublaslt, &gpu.device, plan.sizes.order)?,
             weights: DeviceMem::new(&gpu.device, plan.sizes.weights)?,
             shelf: Shelf::new(plan.sizes.element),
             carrier: Some(Carrier::new(&gpu.device)?),
@@ -172,10 +172,11 @@ impl Backend for CudaBackend {
         self.bind()?;
         let reserved = self.reserved.as_ref().ok_or_else(|| early("record"))?;
         let (element, properties) = (self.shelf.element(), self.gpu.device.properties());
+        let order = self.plan.sizes.order;
         let shapes = recording.ops().iter().filter_map(|op| experts_shape(&recording, op, element));
         let mut programs: Vec<Program> =
-            shapes.flat_map(|shape| Experts::new(shape, properties).programs()).collect();
-        let steps = fuse(&recording, element, properties);
+            shapes.flat_map(|shape| Experts::in_order(shape, order, properties).programs()).collect();
+        let steps = fuse(&recording, element, order, properties);
         programs.extend(steps.iter().filter_map(|step| match step {
             Step::Product(fused) => Some(fused.product.program(properties)),
             _ => None,
@@ -288,7 +289,7 @@ impl Reserved {
         let attention = Attention {
             heads,
             kernels: AttendKernels::new(properties, sizes.element, &heads),
-            work: work(reserve, properties, sizes.element),
+            work: work(reserve, properties, sizes.element, sizes.order),
             scratch: DeviceMem::new(device, sizes.attention)?,
         };
         // Counters start at 0, and every launch leaves them so.

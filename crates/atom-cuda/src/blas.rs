@@ -5,6 +5,7 @@ use crate::device::{Device, Stream};
 use crate::element::Element;
 use crate::error::CudaError;
 use crate::memory::{Address, DeviceMem};
+use crate::order::SumOrder;
 use cudarc::cublaslt::sys as lt;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -33,6 +34,7 @@ pub struct Blas {
     library: Arc<CublasLt>,
     handle: lt::cublasLtHandle_t,
     workspace: DeviceMem,
+    order: SumOrder,
     chosen: RefCell<HashMap<Product, Chosen>>,
 }
 
@@ -42,6 +44,7 @@ unsafe impl Send for Blas {}
 /// Descriptions that a call needs, with the algorithm.
 struct Chosen {
     library: Arc<CublasLt>,
+    product: Product,
     desc: lt::cublasLtMatmulDesc_t,
     layouts: [lt::cublasLtMatrixLayout_t; 3], // weight, x, out
     algorithm: lt::cublasLtMatmulAlgo_t,
@@ -49,24 +52,48 @@ struct Chosen {
 
 impl Blas {
     /// Takes the workspace. Of one stream only: calls in turn share it.
-    pub fn new(library: &Arc<CublasLt>, device: &Device) -> Result<Self, CudaError> {
+    pub fn new(library: &Arc<CublasLt>, device: &Device, order: SumOrder) -> Result<Self, CudaError> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the place lives for the call; the context is current.
         library.check("cublasLtCreate", unsafe { library.cublasLtCreate(&raw mut handle) })?;
         let chosen = RefCell::default();
-        let mut blas =
-            Self { library: Arc::clone(library), handle, workspace: DeviceMem::new(device, 0)?, chosen };
+        let (library, workspace) = (Arc::clone(library), DeviceMem::new(device, 0)?);
+        let mut blas = Self { library, handle, workspace, order, chosen };
         blas.workspace = DeviceMem::new(device, WORKSPACE_BYTES)?;
         Ok(blas)
+    }
+
+    /// Of all sums.
+    pub fn order(&self) -> SumOrder {
+        self.order
     }
 
     /// Chooses an algorithm, if that has not been done. Not within a capture: it may take a millisecond.
     pub fn choose(&self, product: Product) -> Result<(), CudaError> {
         if !self.chosen.borrow().contains_key(&product) {
-            let chosen = Chosen::new(&self.library, self.handle, product)?;
+            let mut chosen = Chosen::new(&self.library, product)?;
+            chosen.algorithm = match self.order {
+                SumOrder::Fastest => chosen.first(self.handle, Reductions::Any)?,
+                SumOrder::Fixed => self.one_for_all_rows(&chosen)?,
+            };
             self.chosen.borrow_mut().insert(product, chosen);
         }
         Ok(())
+    }
+
+    /// The algorithm that all products have which differ in rows only: it adds nothing up but in its own registers, so
+    /// the order of a sum is that of its one loop over the inputs.
+    fn one_for_all_rows(&self, chosen: &Chosen) -> Result<lt::cublasLtMatmulAlgo_t, CudaError> {
+        let usual = Chosen::new(&self.library, Product { rows: FIXED_ROWS, ..chosen.product })?;
+        let algorithm = usual.first(self.handle, Reductions::None)?;
+        if chosen.takes(self.handle, &algorithm) {
+            return Ok(algorithm);
+        }
+        Err(CudaError::Unsupported(format!(
+            "sums in a fixed order: cuBLASLt's algorithm for {FIXED_ROWS} rows does not take {:?}; leave out \
+             --deterministic",
+            chosen.product
+        )))
     }
 
     /// Queues a product, choosing first if nobody did.
@@ -125,14 +152,11 @@ impl Drop for Blas {
 
 impl Chosen {
     /// cuBLASLt stores columns one behind the other, so its `out^T = weight x^T` is ours.
-    fn new(
-        library: &Arc<CublasLt>,
-        handle: lt::cublasLtHandle_t,
-        product: Product,
-    ) -> Result<Self, CudaError> {
+    fn new(library: &Arc<CublasLt>, product: Product) -> Result<Self, CudaError> {
         let Product { rows, inputs, outputs, element, out, .. } = product;
         let mut chosen = Self {
             library: Arc::clone(library),
+            product,
             desc: std::ptr::null_mut(),
             layouts: [std::ptr::null_mut(); 3],
             algorithm: lt::cublasLtMatmulAlgo_t { data: [0; 8] },
@@ -169,17 +193,51 @@ impl Chosen {
             };
             library.check("cublasLtMatrixLayoutCreate", status)?;
         }
-        chosen.algorithm = chosen.best(handle).map_err(|error| match error {
-            CudaError::Library { call, code, text } => {
-                CudaError::Library { call, code, text: format!("{text} for {product:?}") }
-            }
-            other => other,
-        })?;
         Ok(chosen)
     }
 
     /// The library's own first choice within the workspace.
-    fn best(&self, handle: lt::cublasLtHandle_t) -> Result<lt::cublasLtMatmulAlgo_t, CudaError> {
+    fn first(
+        &self,
+        handle: lt::cublasLtHandle_t,
+        reductions: Reductions,
+    ) -> Result<lt::cublasLtMatmulAlgo_t, CudaError> {
+        self.best(handle, reductions).map_err(|error| match error {
+            CudaError::Library { call, code, text } => {
+                CudaError::Library { call, code, text: format!("{text} for {:?}", self.product) }
+            }
+            other => other,
+        })
+    }
+
+    /// Whether an algorithm that was found for other rows can do this product.
+    fn takes(&self, handle: lt::cublasLtHandle_t, algorithm: &lt::cublasLtMatmulAlgo_t) -> bool {
+        let [weight, x, out] = self.layouts;
+        // SAFETY: an all-zero result is a value of this plain struct.
+        let mut found: lt::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        // SAFETY: descriptions are alive, places live for the call.
+        let status = unsafe {
+            self.library.cublasLtMatmulAlgoCheck(
+                handle,
+                self.desc,
+                weight,
+                x,
+                out,
+                out,
+                std::ptr::from_ref(algorithm),
+                &raw mut found,
+            )
+        };
+        status == lt::cublasStatus_t::CUBLAS_STATUS_SUCCESS
+            && found.state == lt::cublasStatus_t::CUBLAS_STATUS_SUCCESS
+            && found.workspaceSize <= WORKSPACE_BYTES
+    }
+
+    fn best(
+        &self,
+        handle: lt::cublasLtHandle_t,
+        reductions: Reductions,
+    ) -> Result<lt::cublasLtMatmulAlgo_t, CudaError> {
         let library = &self.library;
         let workspace_bytes = WORKSPACE_BYTES;
         let mut preference = Preference { library, handle: std::ptr::null_mut() };
@@ -200,6 +258,16 @@ impl Chosen {
                 size_of::<usize>(),
             );
             library.check("cublasLtMatmulPreferenceSetAttribute", status)?;
+            if reductions == Reductions::None {
+                let none = NO_REDUCTION;
+                let status = library.cublasLtMatmulPreferenceSetAttribute(
+                    preference.handle,
+                    lt::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                    (&raw const none).cast(),
+                    size_of::<u32>(),
+                );
+                library.check("cublasLtMatmulPreferenceSetAttribute", status)?;
+            }
             let status = library.cublasLtMatmulAlgoGetHeuristic(
                 handle,
                 self.desc,
@@ -238,6 +306,13 @@ impl Drop for Chosen {
     }
 }
 
+/// Whether blocks may share a sum and add their parts up in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reductions {
+    Any,
+    None,
+}
+
 struct Preference<'a> {
     library: &'a CublasLt,
     handle: lt::cublasLtMatmulPreference_t,
@@ -259,6 +334,10 @@ fn data_type(element: Element) -> lt::cudaDataType {
     }
 }
 
+/// Rows whose algorithm all have where sums have a fixed order.
+const FIXED_ROWS: usize = 128;
+/// CUBLASLT_REDUCTION_SCHEME_NONE
+const NO_REDUCTION: u32 = 0;
 /// CUBLAS_OP_T
 const TRANSPOSED: i32 = 1;
 /// What cuBLASLt's Hopper kernels ask for at the most, by its manual.

@@ -9,6 +9,7 @@ use crate::buffers::{Use, elements, uses};
 use crate::device::Properties;
 use crate::element::Element;
 use crate::launch::linear_small::{SmallOut, SmallProduct};
+use crate::order::SumOrder;
 use atom_ops::{Buf, Op, Recording, Weight};
 
 /// One step of a recording.
@@ -64,10 +65,19 @@ impl Step<'_> {
     }
 }
 
-/// The steps of `recording` on such a GPU, in order.
-pub(crate) fn fuse<'a>(recording: &'a Recording, element: Element, properties: &Properties) -> Vec<Step<'a>> {
+/// The steps of `recording` on such a GPU, in order. With sums in a fixed order each is as it was recorded: a product of
+/// few rows would add up otherwise than one of many.
+pub(crate) fn fuse<'a>(
+    recording: &'a Recording,
+    element: Element,
+    order: SumOrder,
+    properties: &Properties,
+) -> Vec<Step<'a>> {
     let takes = |product: &SmallProduct| {
-        element == Element::BF16 && product.is_possible(properties) && product.pays()
+        order == SumOrder::Fastest
+            && element == Element::BF16
+            && product.is_possible(properties)
+            && product.pays()
     };
     fuse_where(recording, element, takes)
 }

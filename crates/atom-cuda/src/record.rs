@@ -69,7 +69,8 @@ impl Capture<'_> {
             )));
         }
         let properties = self.queue.stream.device().properties();
-        let layout = Layout::new(&shape, &limits(reserve, properties, self.shelf.element()));
+        let layout =
+            Layout::new(&shape, &limits(reserve, properties, self.shelf.element(), self.blas.order()));
         assert!(layout.end <= self.reserved.staging.bytes(), "the plan has room for every layout");
         let scene = Scene { with: self, recording, places, layout };
         // Choosing may load code and takes its time: not within a capture. The same walk, products only.
@@ -337,6 +338,9 @@ impl Scene<'_> {
             // SAFETY: see `op`.
             unsafe { attend::tiles(queue, &attention.kernels, heads, &step, maps, list, scratch) }?;
         }
+        if work.room(step.rows).pieces == 0 {
+            return Ok(());
+        }
         let list = self.staged(self.layout.pieces);
         // SAFETY: see `op`.
         unsafe { attend::split(queue, &attention.kernels, heads, &step, &cache, list, scratch) }?;
@@ -387,7 +391,7 @@ impl Scene<'_> {
         };
         let (queue, device) = (&self.with.queue, self.with.queue.stream.device());
         let shape = experts_shape(self.recording, op, self.element(x)).expect("called for experts");
-        let kernels = Experts::new(shape, device.properties());
+        let kernels = Experts::in_order(shape, self.with.blas.order(), device.properties());
         let maps = match kernels.path() {
             ExpertsPath::Grouped { cluster } => Some(ExpertsMaps::new(device, &shape, &arrays, cluster)?),
             _ => None,
