@@ -4,7 +4,8 @@ use crate::blas::Blas;
 use crate::compile::Program;
 use crate::device::{Event, Stream};
 use crate::error::CudaError;
-use crate::fuse::{Step, fuse};
+use crate::few_rows::FewRows;
+use crate::fuse::{Fused, Step, fuse};
 use crate::gpu::Gpu;
 use crate::kernels::Queue;
 use crate::launch::attend::{AttendHeads, AttendKernels};
@@ -84,7 +85,7 @@ impl CudaBackend {
         Ok(Self {
             recordings: Vec::new(),
             reserved: None,
-            blas: Blas::new(&gpu.cublaslt, &gpu.device, plan.sizes.order)?,
+            blas: Blas::new(&gpu.cublaslt, &gpu.device, plan.sizes.order, gpu.cache.as_deref())?,
             weights: DeviceMem::new(&gpu.device, plan.sizes.weights)?,
             shelf: Shelf::new(plan.sizes.element),
             carrier: Some(Carrier::new(&gpu.device)?),
@@ -178,7 +179,9 @@ impl Backend for CudaBackend {
             shapes.flat_map(|shape| Experts::in_order(shape, order, properties).programs()).collect();
         let steps = fuse(&recording, element, order, properties);
         programs.extend(steps.iter().filter_map(|step| match step {
-            Step::Product(fused) => Some(fused.product.program(properties)),
+            Step::Product(Fused { product, .. }) => {
+                FewRows::choose(product, order, properties).map(|kernel| kernel.program(product, properties))
+            }
             _ => None,
         }));
         programs.sort();
@@ -189,6 +192,7 @@ impl Backend for CudaBackend {
             blas: &self.blas,
             shelf: &self.shelf,
             weights: self.weights.address(),
+            weights_bytes: self.weights.bytes(),
             reserved,
         };
         let recorded = capture.record(&recording, &steps)?;
@@ -211,6 +215,7 @@ impl Backend for CudaBackend {
         _: &dyn Collectives,
     ) -> Result<(), OpsError> {
         self.bind()?;
+        self.blas.report();
         let reserved = self.reserved.as_mut().ok_or_else(|| early("launch"))?;
         let recorded = self.recordings[recording].as_ref().expect("it was not given up");
         assert!(reserved.flights.len() < FLIGHTS_MAX, "{FLIGHTS_MAX} steps are in flight");

@@ -8,6 +8,7 @@
 use crate::buffers::{Use, elements, uses};
 use crate::device::Properties;
 use crate::element::Element;
+use crate::few_rows::FewRows;
 use crate::launch::linear_small::{SmallOut, SmallProduct};
 use crate::order::SumOrder;
 use atom_ops::{Buf, Op, Recording, Weight};
@@ -65,8 +66,7 @@ impl Step<'_> {
     }
 }
 
-/// The steps of `recording` on such a GPU, in order. With sums in a fixed order each is as it was recorded: a product of
-/// few rows would add up otherwise than one of many.
+/// The steps of `recording` on such a GPU, in order.
 pub(crate) fn fuse<'a>(
     recording: &'a Recording,
     element: Element,
@@ -74,10 +74,7 @@ pub(crate) fn fuse<'a>(
     properties: &Properties,
 ) -> Vec<Step<'a>> {
     let takes = |product: &SmallProduct| {
-        order == SumOrder::Fastest
-            && element == Element::BF16
-            && product.is_possible(properties)
-            && product.pays()
+        element == Element::BF16 && FewRows::choose(product, order, properties).is_some()
     };
     fuse_where(recording, element, takes)
 }

@@ -79,15 +79,18 @@ fn bf16_is_near_and_poison_is_not_seen() {
         let (host, _) = start(&Setup::default(), &tiny(name), Element::F32);
         let exact = ask(&host, request(&prompt, 0, scoring));
         let means = [plain, fixed].map(|rounded| {
-            let differences: Vec<f32> = exact
+            let mut differences: Vec<f32> = exact
                 .prompt
                 .iter()
                 .zip(&rounded.prompt)
                 .map(|(a, b)| (a.logprob - b.logprob).abs())
                 .collect();
             let mean = differences.iter().sum::<f32>() / differences.len() as f32;
-            // Logits have a standard deviation of about 3; bf16 keeps 8 bits, so each rounding is worth some 1e-2.
-            assert!(mean < 0.1, "{name}: {differences:?}");
+            differences.sort_by(f32::total_cmp);
+            // Logits have a standard deviation of about 3; bf16 keeps 8 bits, so each rounding is worth some 1e-2. Where
+            // rounding tips a router, a whole expert is another one: a few tokens of a mixture, far off.
+            let median = differences[differences.len() / 2];
+            assert!(median < 0.1 && mean < 0.2, "{name}: {differences:?}");
             mean
         });
         println!("  {name}: bf16 log-probabilities of a prompt differ from f32 by {means:.4?} on average");

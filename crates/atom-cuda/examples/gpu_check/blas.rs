@@ -4,7 +4,7 @@ use crate::kit::Kit;
 use atom_cuda::{Blas, CudaError, Element, Product, SumOrder};
 
 pub(crate) fn checks(kit: &mut Kit) -> Result<(), CudaError> {
-    let blas = Blas::new(&kit.cublaslt, &kit.device, SumOrder::Fastest)?;
+    let blas = Blas::new(&kit.cublaslt, &kit.device, SumOrder::Fastest, None)?;
     let shapes = [(1, 64, 48), (3, 1024, 3072), (17, 96, 512), (129, 768, 40)];
     for (rows, inputs, outputs) in shapes {
         let types =
@@ -35,7 +35,7 @@ pub(crate) fn checks(kit: &mut Kit) -> Result<(), CudaError> {
 /// With sums in a fixed order a row has the same bits whatever the number of rows. Operands are such that all sums are 0,
 /// so outputs are nothing but what rounding leaves: any other order of additions shows.
 fn fixed_order(kit: &mut Kit) -> Result<(), CudaError> {
-    let blas = Blas::new(&kit.cublaslt, &kit.device, SumOrder::Fixed)?;
+    let blas = Blas::new(&kit.cublaslt, &kit.device, SumOrder::Fixed, None)?;
     let (bf16, f32) = (Element::BF16, Element::F32);
     for (inputs, outputs, element, out_element) in [
         (4096, 6144, bf16, bf16),
