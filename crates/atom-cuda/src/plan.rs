@@ -30,6 +30,7 @@ pub struct Sizer {
     room: usize,
     staging: usize,
     recordings: usize,
+    counts: usize,
 }
 
 /// Bytes of device memory by purpose, all but the cache's pages.
@@ -57,6 +58,8 @@ pub struct Sizes {
     pub attention: usize,
     /// Scratch of experts.
     pub experts: usize,
+    /// Where different experts are counted, if they are.
+    pub counts: usize,
     /// cuBLASLt's.
     pub workspace: usize,
     /// Kept free for what the driver takes by itself: code of the libraries, and the recordings' nodes.
@@ -79,7 +82,7 @@ impl Sizer {
     pub fn new(element: Element, properties: &Properties) -> Self {
         let shelf = Shelf::new(element);
         let (properties, order) = (properties.clone(), SumOrder::default());
-        Self { properties, order, shelf, experts: 0, room: 0, staging: 0, recordings: 0 }
+        Self { properties, order, shelf, experts: 0, room: 0, staging: 0, recordings: 0, counts: 0 }
     }
 
     /// With sums in this order.
@@ -104,6 +107,11 @@ impl Sizer {
             .max();
         self.experts = self.experts.max(bytes.unwrap_or(0));
         self.recordings += recording.ops().len();
+        if recording.counts_experts() {
+            // A second graph.
+            self.recordings += recording.ops().len();
+            self.counts = COUNTS_BYTES;
+        }
         Ok(())
     }
 
@@ -125,6 +133,7 @@ impl Sizer {
             loads: LOADS_ROOM + load_items_bytes(reserve),
             attention: attention_bytes(reserve, &self.properties, element, self.order),
             experts: self.experts,
+            counts: self.counts,
             workspace: crate::blas::WORKSPACE_BYTES,
             driver: DRIVER_BYTES + self.recordings * NODE_BYTES,
             page: 2 * reserve.layers * head * element.bytes() * reserve.page_size,
@@ -136,9 +145,11 @@ impl Sizes {
     /// Bytes that do not depend on the number of pages.
     pub fn fixed(&self) -> usize {
         let Self { weights, room, staging, results, tables, sampling, .. } = *self;
-        let Self { loads, attention, experts, workspace, driver, .. } = *self;
-        let parts =
-            [weights, room, staging, results, tables, sampling, loads, attention, experts, workspace, driver];
+        let Self { loads, attention, experts, counts, workspace, driver, .. } = *self;
+        let parts = [
+            weights, room, staging, results, tables, sampling, loads, attention, experts, counts, workspace,
+            driver,
+        ];
         parts.map(rounded).iter().sum()
     }
 
@@ -316,6 +327,8 @@ fn mib(bytes: usize) -> String {
     format!("{} MiB", bytes.div_ceil(1 << 20))
 }
 
+/// One number, 8 bytes.
+pub(crate) const COUNTS_BYTES: usize = 8;
 /// What the driver hands out memory in.
 const GRANULE: usize = 2 << 20;
 /// Records of as many loads as one launch takes, and their count in front.

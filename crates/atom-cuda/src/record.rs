@@ -26,6 +26,8 @@ use atom_ops::{AttentionSpec, Buf, BufSpec, Extent, Op, OpsError, Recording, Rou
 /// A graph, with what a replay must fit.
 pub(crate) struct Recorded {
     pub(crate) graph: Graph,
+    /// The same with experts counted, if it was made to.
+    pub(crate) counting: Option<Graph>,
     pub(crate) shape: StepShape,
     pub(crate) layout: Layout,
     pub(crate) layout_hash: u64,
@@ -51,6 +53,8 @@ struct Scene<'a> {
     recording: &'a Recording,
     places: Places,
     layout: Layout,
+    /// Where routers count different experts, if they do.
+    counts: Option<Address>,
 }
 
 impl Capture<'_> {
@@ -74,7 +78,7 @@ impl Capture<'_> {
         let layout =
             Layout::new(&shape, &limits(reserve, properties, self.shelf.element(), self.blas.order()));
         assert!(layout.end <= self.reserved.staging.bytes(), "the plan has room for every layout");
-        let scene = Scene { with: self, recording, places, layout };
+        let mut scene = Scene { with: self, recording, places, layout, counts: None };
         // Choosing may load code and takes its time: not within a capture. The same walk, products only.
         let mut products = Vec::new();
         for step in steps {
@@ -84,15 +88,13 @@ impl Capture<'_> {
         }
         let (weights, room) = ((self.weights, self.weights_bytes), &self.reserved.room);
         self.blas.choose_by_time(&products, &Operands { stream: self.queue.stream, weights, room })?;
-        let graph = Graph::capture(self.queue.stream, || {
-            scene.begin()?;
-            steps.iter().try_for_each(|step| {
-                scene.step(step).map_err(|error| match error {
-                    OpsError::Weights(what) => OpsError::Weights(format!("{}: {what}", step.name())),
-                    other => other,
-                })
-            })
-        })?;
+        let graph = scene.capture(steps)?;
+        let counting = if recording.counts_experts() {
+            scene.counts = Some(self.reserved.counts()?);
+            Some(scene.capture(steps)?)
+        } else {
+            None
+        };
         let (mut choices, mut tokens) = ((0, 0), usize::MAX);
         for op in recording.ops() {
             match op {
@@ -102,11 +104,23 @@ impl Capture<'_> {
                 _ => {}
             }
         }
-        Ok(Recorded { graph, shape, layout, layout_hash: layout.hash(), choices, tokens })
+        Ok(Recorded { graph, counting, shape, layout, layout_hash: layout.hash(), choices, tokens })
     }
 }
 
 impl Scene<'_> {
+    fn capture(&self, steps: &[Step<'_>]) -> Result<Graph, OpsError> {
+        Graph::capture(self.with.queue.stream, || {
+            self.begin()?;
+            steps.iter().try_for_each(|step| {
+                self.step(step).map_err(|error| match error {
+                    OpsError::Weights(what) => OpsError::Weights(format!("{}: {what}", step.name())),
+                    other => other,
+                })
+            })
+        })
+    }
+
     fn begin(&self) -> Result<(), OpsError> {
         let (updates, tables) = (self.staged(self.layout.updates), self.with.reserved.tables.address());
         // SAFETY: replays write as many entries as the header says, each within the tables.
@@ -366,6 +380,10 @@ impl Scene<'_> {
         let (scores, granted) = ((self.at(logits), bias), self.staged(self.layout.group_rows));
         // SAFETY: see `op`.
         unsafe { route::route(&self.with.queue, spec, scores, self.at(out), granted, self.real(logits)) }?;
+        if let Some(counts) = self.counts {
+            // SAFETY: see `op`.
+            unsafe { route::count_experts(&self.with.queue, spec, self.at(out), self.real(out), counts) }?;
+        }
         Ok(())
     }
 

@@ -41,7 +41,7 @@ pub(crate) enum Command {
     List(SourceArgs),
     /// Say what is in a checkpoint.
     Inspect(InspectArgs),
-    /// Measure a running server (any with the OpenAI API).
+    /// Measure a running server (any with the OpenAI API), or the step loop of a model in this process.
     Bench(BenchArgs),
     /// Simulate the scheduler and the group protocol: seeded worlds that look for faults, or load.
     Sim(SimArgs),
@@ -431,6 +431,7 @@ pub(crate) struct BenchArgs {
 pub(crate) enum BenchCommand {
     /// Closed-loop load on a server: latency percentiles and tokens per second.
     Serve(atom_bench::ServeBench),
+    Step(Box<crate::step_bench::StepBenchFlags>),
 }
 
 #[derive(Args, Debug)]

@@ -86,6 +86,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) page_size: usize,
     pub(crate) max_model_len: usize,
     pub(crate) max_num_seqs: usize,
+    /// Recordings can count the experts of a step.
+    pub(crate) count_experts: bool,
     pub(crate) poison: bool,
     /// Pages that requests can use at the most.
     pub(crate) pages_useful: usize,
@@ -145,7 +147,9 @@ fn sizes(gpu: &Gpu, wanted: &Wanted<'_>) -> Result<Sizes> {
         poison: wanted.poison,
     };
     for bucket in wanted.lattice.buckets() {
-        sizer.add(&model.record(shape(bucket.rows(), bucket.out_rows())), &reserve)?;
+        let recording = model.record(shape(bucket.rows(), bucket.out_rows()));
+        let recording = if wanted.count_experts { recording.counting_experts() } else { recording };
+        sizer.add(&recording, &reserve)?;
     }
     Ok(sizer.sizes(&reserve))
 }
