@@ -2,7 +2,7 @@
 
 mod timing;
 
-pub(crate) use timing::Operands;
+pub(crate) use timing::{Operands, launches_max};
 
 use crate::api::CublasLt;
 use crate::choices::Choices;
@@ -45,6 +45,11 @@ impl Product {
         let Self { rows, inputs, outputs, element, out, .. } = *self;
         [rows * inputs * element.bytes(), outputs * inputs * element.bytes(), rows * outputs * out.bytes()]
     }
+
+    /// The same for half of the rows.
+    fn half(self) -> Self {
+        Self { rows: self.rows / 2, ..self }
+    }
 }
 
 /// A handle with its workspace and the algorithms that were chosen.
@@ -54,13 +59,21 @@ pub struct Blas {
     workspace: DeviceMem,
     order: SumOrder,
     choices: RefCell<Choices>,
-    chosen: RefCell<HashMap<Product, Chosen>>,
+    chosen: RefCell<HashMap<Product, Way>>,
     /// Products that were timed, and how long that took, since somebody asked.
     timed: Cell<(usize, Duration)>,
 }
 
 // SAFETY: a handle may be used from any thread, by one at a time.
 unsafe impl Send for Blas {}
+
+/// How a product is done.
+enum Way {
+    /// At once.
+    One(Chosen),
+    /// As two products of half of its rows, each in its own way: so that what a half reads stays in the cache.
+    Halves,
+}
 
 /// Descriptions that a call needs, with the algorithm.
 struct Chosen {
@@ -110,7 +123,7 @@ impl Blas {
                 SumOrder::Fastest => chosen.first(self.handle, Reductions::Any)?,
                 SumOrder::Fixed => self.one_for_all_rows(&chosen)?,
             };
-            self.chosen.borrow_mut().insert(product, chosen);
+            self.chosen.borrow_mut().insert(product, Way::One(chosen));
         }
         Ok(())
     }
@@ -167,9 +180,19 @@ impl Blas {
         }
         self.choose(product)?;
         let chosen = self.chosen.borrow();
-        let chosen = &chosen[&product];
-        // SAFETY: the caller's.
-        unsafe { self.run(chosen, &chosen.algorithm, stream, [x, weight, out]) }
+        match &chosen[&product] {
+            // SAFETY: the caller's.
+            Way::One(chosen) => unsafe { self.run(chosen, &chosen.algorithm, stream, [x, weight, out]) },
+            Way::Halves => {
+                let half = product.half();
+                let [x_bytes, _, out_bytes] = half.bytes();
+                // SAFETY: the caller's, of the first rows and of the others; halves were chosen before their whole.
+                unsafe {
+                    self.multiply(stream, half, x, weight, out)?;
+                    self.multiply(stream, half, x.plus(x_bytes), weight, out.plus(out_bytes))
+                }
+            }
+        }
     }
 
     /// # Safety
@@ -406,7 +429,7 @@ fn data_type(element: Element) -> lt::cudaDataType {
 /// Choices of the library that are looked at for it.
 const FIXED_CANDIDATES: usize = 16;
 /// Changes with the way that algorithms are chosen and kept.
-const FORM: &str = "first form";
+const FORM: &str = "second form";
 /// Rows whose algorithm all have where sums have a fixed order.
 const FIXED_ROWS: usize = 128;
 /// CUBLASLT_REDUCTION_SCHEME_NONE

@@ -70,3 +70,49 @@ const SMALL_ROWS: usize = 8;
 
 /// Up to so many rows `linear_rows` is.
 const ROWS_ROWS: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::linear_small::SmallOut;
+
+    fn properties(capability: (i32, i32)) -> Properties {
+        let (name, processors, shared_bytes_max) = ("a GPU".into(), 132, 232_448);
+        Properties { name, capability, processors, shared_bytes_max, l2_bytes: 60 << 20 }
+    }
+
+    fn product(rows: usize, norms: bool) -> SmallProduct {
+        SmallProduct { rows, inputs: 4096, outputs: 6144, norms, out: SmallOut::Activations }
+    }
+
+    #[test]
+    fn each_number_of_rows_has_its_kernel() {
+        let hopper = properties((9, 0));
+        let choose = |rows, norms| FewRows::choose(&product(rows, norms), SumOrder::Fastest, &hopper);
+        for rows in 1..=SMALL_ROWS {
+            assert_eq!([false, true].map(|norms| choose(rows, norms)), [Some(FewRows::Small); 2]);
+        }
+        for rows in SMALL_ROWS + 1..=ROWS_ROWS {
+            assert!(matches!(choose(rows, false), Some(FewRows::Rows(_))), "{rows}");
+            assert_eq!(choose(rows, true), None, "{rows}");
+        }
+        assert_eq!(choose(ROWS_ROWS + 1, false), None);
+        let older = |rows| FewRows::choose(&product(rows, true), SumOrder::Fastest, &properties((8, 0)));
+        assert_eq!([1, 16, 17].map(older), [Some(FewRows::Small), Some(FewRows::Small), None]);
+    }
+
+    #[test]
+    fn in_a_fixed_order_few_rows_have_the_sums_of_many() {
+        let choose = |capability, norms| {
+            (1..=ROWS_ROWS + 1)
+                .filter_map(|rows| {
+                    FewRows::choose(&product(rows, norms), SumOrder::Fixed, &properties(capability))
+                })
+                .collect::<Vec<_>>()
+        };
+        assert!(choose((8, 0), false).is_empty() && choose((9, 0), true).is_empty());
+        let found = choose((9, 0), false);
+        assert_eq!(found.len(), ROWS_ROWS);
+        assert!(found.iter().all(|kernel| matches!(kernel, FewRows::Rows(_))));
+    }
+}

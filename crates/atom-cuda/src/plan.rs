@@ -1,5 +1,6 @@
 //! How much device memory a rank takes, known to the byte before any of it is taken.
 
+use crate::blas::launches_max;
 use crate::buffers::Places;
 use crate::device::Properties;
 use crate::element::Element;
@@ -106,10 +107,12 @@ impl Sizer {
             .map(|shape| Experts::in_order(shape, self.order, &self.properties).workspace_bytes())
             .max();
         self.experts = self.experts.max(bytes.unwrap_or(0));
-        self.recordings += recording.ops().len();
+        let products = recording.ops().iter().filter(|op| matches!(op, Op::Linear { .. })).count();
+        let launches = recording.ops().len() + products * (launches_max(recording.shape().rows) - 1);
+        self.recordings += launches;
         if recording.counts_experts() {
             // A second graph.
-            self.recordings += recording.ops().len();
+            self.recordings += launches;
             self.counts = COUNTS_BYTES;
         }
         Ok(())

@@ -5,7 +5,8 @@
 //! disk. With sums in a fixed order only those are timed whose rows have the bits of the one algorithm that takes
 //! any number of rows; see [`Blas::trial`].
 
-use super::{Algorithm, Blas, Chosen, Product, Reductions};
+use super::{Algorithm, Blas, Chosen, Product, Reductions, Way};
+use crate::choices::Words;
 use crate::device::{Event, Stream};
 use crate::error::CudaError;
 use crate::graph::Graph;
@@ -38,20 +39,7 @@ impl Blas {
     ) -> Result<(), CudaError> {
         let (mut timed, start) = (0, Instant::now());
         for product in products.iter().filter(|product| product.rows > 0) {
-            if self.chosen.borrow().contains_key(product) {
-                continue;
-            }
-            let mut chosen = Chosen::new(&self.library, *product)?;
-            if self.recall(&mut chosen) {
-                self.chosen.borrow_mut().insert(*product, chosen);
-            } else if operands.have_room_for(product) {
-                chosen.algorithm = self.fastest(&chosen, operands)?;
-                self.choices.borrow_mut().keep(product, chosen.algorithm.data);
-                self.chosen.borrow_mut().insert(*product, chosen);
-                timed += 1;
-            } else {
-                self.choose(*product)?;
-            }
+            timed += self.settle(*product, operands)?;
         }
         if timed > 0 {
             self.choices.borrow().save();
@@ -72,18 +60,66 @@ impl Blas {
         }
     }
 
-    /// Takes what an earlier start chose, if there is something and it can do the product.
-    fn recall(&self, chosen: &mut Chosen) -> bool {
-        let Some(data) = self.choices.borrow().of(&chosen.product) else { return false };
-        chosen.algorithm = Algorithm { data };
-        chosen.takes(self.handle, &chosen.algorithm)
+    /// Chooses one product, and its halves where these may be faster. Returns how many were timed.
+    fn settle(&self, product: Product, operands: &Operands<'_>) -> Result<usize, CudaError> {
+        if self.chosen.borrow().contains_key(&product) {
+            return Ok(0);
+        }
+        let mut timed = 0;
+        let mut chosen = Chosen::new(&self.library, product)?;
+        let kept = self.choices.borrow().of(&product);
+        let way = if kept == Some(HALVES) && may_be_halved(&product) {
+            timed += self.settle(product.half(), operands)?;
+            Way::Halves
+        } else if let Some(algorithm) = kept.map(|data| Algorithm { data })
+            && chosen.takes(self.handle, &algorithm)
+        {
+            chosen.algorithm = algorithm;
+            Way::One(chosen)
+        } else if operands.have_room_for(&product) {
+            let (algorithm, us) = self.fastest(&chosen, operands)?;
+            chosen.algorithm = algorithm;
+            timed += 1;
+            let mut way = Way::One(chosen);
+            if may_be_halved(&product) {
+                timed += self.settle(product.half(), operands)?;
+                if self.halves_us(&product, operands)? < us * HALVES_GAIN {
+                    way = Way::Halves;
+                }
+            }
+            let words = if let Way::One(chosen) = &way { chosen.algorithm.data } else { HALVES };
+            self.choices.borrow_mut().keep(&product, words);
+            way
+        } else {
+            self.choose(product)?;
+            return Ok(timed);
+        };
+        self.chosen.borrow_mut().insert(product, way);
+        Ok(timed)
     }
 
-    fn fastest(&self, chosen: &Chosen, operands: &Operands<'_>) -> Result<Algorithm, CudaError> {
-        let mut candidates = self.candidates(chosen, operands)?;
-        if candidates.len() == 1 {
-            return Ok(candidates.remove(0));
-        }
+    /// Microseconds of a product in halves, which are chosen.
+    fn halves_us(&self, product: &Product, operands: &Operands<'_>) -> Result<f32, CudaError> {
+        let (half, launches) = (product.half(), launches(product));
+        let [x_bytes, _, out_bytes] = half.bytes();
+        let graph = Graph::capture(operands.stream, || {
+            (0..launches).try_for_each(|launch| {
+                let [x, weight, out] = operands.arrays(product, launch);
+                // SAFETY: `have_room_for` was asked for the whole, and the graph does not outlive the choice.
+                unsafe {
+                    self.multiply(operands.stream, half, x, weight, out)?;
+                    self.multiply(operands.stream, half, x.plus(x_bytes), weight, out.plus(out_bytes))
+                }
+            })
+        })?;
+        let clock = Clock::new(operands.stream)?;
+        let times = (0..=ROUNDS).map(|_| clock.time(&graph)).collect::<Result<Vec<f32>, _>>()?;
+        Ok(median(times) / launches as f32)
+    }
+
+    /// The fastest algorithm, with its microseconds.
+    fn fastest(&self, chosen: &Chosen, operands: &Operands<'_>) -> Result<(Algorithm, f32), CudaError> {
+        let candidates = self.candidates(chosen, operands)?;
         let clock = Clock::new(operands.stream)?;
         let mut all = Vec::new();
         for algorithm in candidates {
@@ -103,8 +139,9 @@ impl Blas {
                 timed.times.push(clock.time(&timed.graph)?);
             }
         }
-        let fastest = all.iter().min_by(|a, b| a.median().total_cmp(&b.median()));
-        fastest.map(|timed| timed.algorithm).ok_or_else(|| {
+        let launches = launches(&chosen.product) as f32;
+        let all = all.into_iter().map(|timed| (timed.algorithm, median(timed.times) / launches));
+        all.min_by(|a, b| a.1.total_cmp(&b.1)).ok_or_else(|| {
             CudaError::Unsupported(format!("cuBLASLt has no algorithm that runs {:?}", chosen.product))
         })
     }
@@ -196,12 +233,19 @@ impl Operands<'_> {
     }
 }
 
-impl Timed {
-    fn median(&self) -> f32 {
-        let mut times = self.times.clone();
-        times.sort_by(f32::total_cmp);
-        times[times.len() / 2]
-    }
+/// Launches that a product of so many rows becomes at the most.
+pub(crate) fn launches_max(rows: usize) -> usize {
+    if rows < HALVED_ROWS_MIN { 1 } else { 2 * launches_max(rows / 2) }
+}
+
+fn median(mut times: Vec<f32>) -> f32 {
+    times.sort_by(f32::total_cmp);
+    times[times.len() / 2]
+}
+
+/// Whether it is so large that its halves fill the GPU.
+fn may_be_halved(product: &Product) -> bool {
+    product.rows.is_multiple_of(2) && product.rows >= HALVED_ROWS_MIN
 }
 
 /// Two events around a launch.
@@ -257,6 +301,12 @@ const CLOSE: f32 = 1.12;
 const ROUNDS: usize = 3;
 /// Microseconds of a graph, next to which the ends of a launch are small.
 const ENOUGH_US: f64 = 80.0;
+/// Stands for no algorithm: the product is done in halves.
+const HALVES: Words = [u64::MAX; 8];
+/// Halves must be faster by as much. (H200, 4096 x 4096: 8,192 rows take 397 us at once and 4 x 91 us in quarters.)
+const HALVES_GAIN: f32 = 0.99;
+/// Rows of the smallest product that is halved.
+const HALVED_ROWS_MIN: usize = 2048;
 /// Launches of one graph at the most.
 const LAUNCHES_MAX: usize = 12;
 /// Matrices start on multiples of it.
@@ -281,5 +331,10 @@ mod tests {
         assert_eq!(launches(&product(1, 64, 64)), LAUNCHES_MAX);
         let middle = launches(&product(64, 4096, 4096));
         assert!((2..LAUNCHES_MAX).contains(&middle), "{middle}");
+    }
+
+    #[test]
+    fn a_product_is_halved_as_long_as_its_halves_are_large() {
+        assert_eq!([1, 2047, 2048, 4096, 8192].map(launches_max), [1, 1, 2, 4, 8]);
     }
 }

@@ -130,3 +130,41 @@ const EACH_MAX: usize = 64;
 const ALIGN: usize = 1024;
 /// Dynamic shared memory of a block, such that two fit on a multiprocessor.
 const SHARED_BYTES: usize = 112 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cut_holds_all_rows_and_two_blocks_fit() {
+        let properties = Properties {
+            name: "NVIDIA H200".into(),
+            capability: (9, 0),
+            processors: 132,
+            shared_bytes_max: 232_448,
+            l2_bytes: 60 << 20,
+        };
+        let outs = [SmallOut::Activations, SmallOut::F32, SmallOut::Residual, SmallOut::GatedSilu];
+        for (rows, out) in (1..=ROWS_MAX).flat_map(|rows| outs.map(|out| (rows, out))) {
+            for outputs in [16, 4096, 6144, 24576, 151_936] {
+                let product = SmallProduct { rows, inputs: 4096, outputs, norms: false, out };
+                let cut = RowsCut::new(&product, &properties).expect("possible");
+                assert!(rows <= cut.cluster * cut.each && cut.each <= EACH_MAX, "{product:?} {cut:?}");
+                let block = ALIGN + cut.stages * stage_bytes(cut.each) + SHARED_BESIDE;
+                assert!(2 * block <= properties.shared_bytes_max as usize + SHARED_BESIDE, "{cut:?}");
+                // Outputs pass through the ring.
+                assert!(cut.each * (TILE + 4) * 4 <= cut.stages * stage_bytes(cut.each), "{cut:?}");
+            }
+            let norms = SmallProduct { rows, inputs: 4096, outputs: 4096, norms: true, out };
+            assert_eq!(RowsCut::new(&norms, &properties), None);
+        }
+        let few = |outputs| {
+            let product = SmallProduct { rows: 32, inputs: 4096, outputs, norms: false, out: SmallOut::F32 };
+            RowsCut::new(&product, &properties).expect("possible").cluster
+        };
+        assert_eq!([4096, 6144, 24576].map(few), [2, 2, 1]);
+    }
+
+    /// Barriers, and what the driver takes for each block.
+    const SHARED_BESIDE: usize = 1024 + 512;
+}
