@@ -8,7 +8,8 @@ use crate::blas::Blas;
 use crate::compile::Program;
 use crate::device::{Device, Event, Stream};
 use crate::error::CudaError;
-use crate::fuse::{Step, fuse};
+use crate::few_rows::FewRows;
+use crate::fuse::{Fused, Step, fuse};
 use crate::gpu::Gpu;
 use crate::graph::Graph;
 use crate::kernels::Queue;
@@ -99,7 +100,7 @@ impl CudaBackend {
         Ok(Self {
             recordings: Vec::new(),
             reserved: None,
-            blas: Blas::new(&gpu.cublaslt, &gpu.device)?,
+            blas: Blas::new(&gpu.cublaslt, &gpu.device, plan.sizes.order, gpu.cache.as_deref())?,
             weights: DeviceMem::new(&gpu.device, plan.sizes.weights)?,
             shelf: Shelf::new(plan.sizes.element),
             carrier: Some(Carrier::new(&gpu.device)?),
@@ -188,12 +189,15 @@ impl Backend for CudaBackend {
         self.bind()?;
         let reserved = self.reserved.as_ref().ok_or_else(|| early("record"))?;
         let (element, properties) = (self.shelf.element(), self.gpu.device.properties());
+        let order = self.plan.sizes.order;
         let shapes = recording.ops().iter().filter_map(|op| experts_shape(&recording, op, element));
         let mut programs: Vec<Program> =
-            shapes.flat_map(|shape| Experts::new(shape, properties).programs()).collect();
-        let steps = fuse(&recording, element, properties);
+            shapes.flat_map(|shape| Experts::in_order(shape, order, properties).programs()).collect();
+        let steps = fuse(&recording, element, order, properties);
         programs.extend(steps.iter().filter_map(|step| match step {
-            Step::Product(fused) => Some(fused.product.program(properties)),
+            Step::Product(Fused { product, .. }) => {
+                FewRows::choose(product, order, properties).map(|kernel| kernel.program(product, properties))
+            }
             _ => None,
         }));
         programs.sort();
@@ -204,6 +208,7 @@ impl Backend for CudaBackend {
             blas: &self.blas,
             shelf: &self.shelf,
             weights: self.weights.address(),
+            weights_bytes: self.weights.bytes(),
             reserved,
         };
         let recorded = capture.record(&recording, &steps)?;
@@ -226,6 +231,7 @@ impl Backend for CudaBackend {
         _: &dyn Collectives,
     ) -> Result<(), OpsError> {
         self.bind()?;
+        self.blas.report();
         let reserved = self.reserved.as_mut().ok_or_else(|| early("launch"))?;
         let recorded = self.recordings[recording].as_ref().expect("it was not given up");
         assert!(reserved.flights.len() < FLIGHTS_MAX, "{FLIGHTS_MAX} steps are in flight");
@@ -317,7 +323,7 @@ impl Reserved {
         let attention = Attention {
             heads,
             kernels: AttendKernels::new(properties, sizes.element, &heads),
-            work: work(reserve, properties, sizes.element),
+            work: work(reserve, properties, sizes.element, sizes.order),
             scratch: DeviceMem::new(device, sizes.attention)?,
         };
         // Counters start at 0, and every launch leaves them so.

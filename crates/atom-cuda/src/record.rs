@@ -1,16 +1,17 @@
 //! A recording becomes a graph: every operator's kernels, captured in order with the addresses that they work on.
 
 use crate::backend::Reserved;
-use crate::blas::{Blas, Product};
+use crate::blas::{Blas, Operands, Product};
 use crate::buffers::Places;
 use crate::element::Element;
 use crate::error::CudaError;
+use crate::few_rows::FewRows;
 use crate::fuse::{Fused, Step};
 use crate::graph::Graph;
 use crate::kernels::Queue;
 use crate::launch::attend::{self, AttendScratch, AttendStep, TileMaps};
 use crate::launch::experts::{Experts, ExpertsArrays, ExpertsMaps, ExpertsPath};
-use crate::launch::linear_small::{self, SmallOperands};
+use crate::launch::linear_small::SmallOperands;
 use crate::launch::norm::{self, HeadWidths, NORM_WIDTH_MAX, NormOf, NormWeight};
 use crate::launch::rope::{self, HeadNorms, Heads, Places as RowPlaces};
 use crate::launch::route::{self, EXPERTS_MAX, TOP_K_MAX};
@@ -42,6 +43,7 @@ pub(crate) struct Capture<'a> {
     pub(crate) blas: &'a Blas,
     pub(crate) shelf: &'a Shelf,
     pub(crate) weights: Address,
+    pub(crate) weights_bytes: usize,
     pub(crate) reserved: &'a Reserved,
 }
 
@@ -75,11 +77,14 @@ impl Capture<'_> {
         let layout = scene.layout;
         assert!(layout.end <= self.reserved.staging.bytes(), "the plan has room for every layout");
         // Choosing may load code and takes its time: not within a capture. The same walk, products only.
+        let mut products = Vec::new();
         for step in steps {
             if let Step::Op(&Op::Linear { x, weight, out, .. }) = *step {
-                self.blas.choose(scene.product(x, weight, out)?.0)?;
+                products.push(scene.product(x, weight, out)?.0);
             }
         }
+        let (weights, room) = ((self.weights, self.weights_bytes), &self.reserved.room);
+        self.blas.choose_by_time(&products, &Operands { stream: self.queue.stream, weights, room })?;
         let graph = scene.capture(steps)?;
         let counting = if recording.counts_experts() {
             scene.counts = Some(self.reserved.counts()?);
@@ -103,7 +108,7 @@ impl Capture<'_> {
 impl Capture<'_> {
     fn scene<'a>(&'a self, recording: &'a Recording, steps: &[Step<'_>]) -> Scene<'a> {
         let properties = self.queue.stream.device().properties();
-        let limits = limits(&self.reserved.reserve, properties, self.shelf.element());
+        let limits = limits(&self.reserved.reserve, properties, self.shelf.element(), self.blas.order());
         let places = Places::new(recording, steps, self.shelf.element());
         Scene {
             with: self,
@@ -286,6 +291,9 @@ impl Scene<'_> {
         };
         equal("inputs", inputs, product.inputs)?;
         equal("outputs", outputs, product.outputs)?;
+        let properties = self.with.queue.stream.device().properties();
+        let kernel = FewRows::choose(product, self.with.blas.order(), properties)
+            .expect("what no kernel takes is not fused");
         let norm = match norm {
             None => (Address::NULL, 0.0),
             Some((weight, eps)) => (self.vector(weight, inputs)?, eps),
@@ -298,7 +306,7 @@ impl Scene<'_> {
             out: self.at(out),
         };
         // SAFETY: see `op`.
-        unsafe { linear_small::multiply(&self.with.queue, product, operands, self.real(x)) }?;
+        unsafe { kernel.multiply(&self.with.queue, product, operands, self.real(x)) }?;
         Ok(())
     }
 
@@ -374,6 +382,9 @@ impl Scene<'_> {
             // SAFETY: see `op`.
             unsafe { attend::tiles(queue, &attention.kernels, heads, &step, maps, list, scratch) }?;
         }
+        if work.room(step.rows).pieces == 0 {
+            return Ok(());
+        }
         let list = self.staged(self.layout.pieces);
         // SAFETY: see `op`.
         unsafe { attend::split(queue, &attention.kernels, heads, &step, &cache, list, scratch) }?;
@@ -428,7 +439,7 @@ impl Scene<'_> {
         };
         let (queue, device) = (&self.with.queue, self.with.queue.stream.device());
         let shape = experts_shape(self.recording, op, self.element(x)).expect("called for experts");
-        let kernels = Experts::new(shape, device.properties());
+        let kernels = Experts::in_order(shape, self.with.blas.order(), device.properties());
         let maps = match kernels.path() {
             ExpertsPath::Grouped { cluster } => Some(ExpertsMaps::new(device, &shape, &arrays, cluster)?),
             _ => None,

@@ -218,6 +218,11 @@ pub(crate) struct EngineArgs {
     #[arg(long)]
     pub(crate) poison_padding: bool,
 
+    /// The same bits for a request within one layout, whatever runs beside it, in whatever steps. A CPU always computes so;
+    /// on a GPU it costs speed, most where few requests decode (docs/cuda.md).
+    #[arg(long)]
+    pub(crate) deterministic: bool,
+
     /// A Jinja file to use instead of the model's own chat template.
     #[arg(long, value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,

@@ -5,7 +5,7 @@ use crate::source::cache_home;
 use crate::step_bench::{Observed, Workshop};
 use anyhow::{Context, Result, bail, ensure};
 use atom_base::{Mesh, Seat};
-use atom_cuda::{CudaBackend, Element, Gpu, GpuOptions, Plan, Search, Sizer, Sizes};
+use atom_cuda::{CudaBackend, Element, Gpu, GpuOptions, Plan, Search, Sizer, Sizes, SumOrder};
 use atom_group::Lattice;
 use atom_model::{ExpertLayout, Model};
 use atom_ops::{Backend, KvDType, OpsError, Reserve, StepShape};
@@ -63,6 +63,11 @@ pub(crate) fn element(args: &EngineArgs) -> Element {
     }
 }
 
+/// Sums in one order for all steps, or the fastest for each.
+pub(crate) fn order(args: &EngineArgs) -> SumOrder {
+    if args.deterministic { SumOrder::Fixed } else { SumOrder::Fastest }
+}
+
 /// Keys and values are stored as they are computed.
 pub(crate) fn kv_dtype(element: Element) -> KvDType {
     match element {
@@ -78,6 +83,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) experts: ExpertLayout,
     pub(crate) lattice: &'a Lattice,
     pub(crate) element: Element,
+    pub(crate) order: SumOrder,
     pub(crate) page_size: usize,
     pub(crate) max_model_len: usize,
     pub(crate) max_num_seqs: usize,
@@ -111,12 +117,18 @@ pub(crate) fn plan(gpu: &Gpu, wanted: &Wanted<'_>) -> Result<Plan> {
         sizes.page
     );
     let plan = Plan { sizes, pages: asked.min(within).min(wanted.pages_useful) };
+    if wanted.order == SumOrder::Fixed {
+        tracing::info!(
+            "--deterministic: one order of sums for steps of all sizes; products of few rows are not fused, and each next \
+             token takes longer (docs/cuda.md has figures)"
+        );
+    }
     tracing::info!("GPU memory, {} MiB of {} MiB allowed: {plan}", plan.total() >> 20, budget >> 20);
     Ok(plan)
 }
 
 fn sizes(gpu: &Gpu, wanted: &Wanted<'_>) -> Result<Sizes> {
-    let mut sizer = Sizer::new(wanted.element, gpu.device().properties());
+    let mut sizer = Sizer::new(wanted.element, gpu.device().properties()).with_order(wanted.order);
     let seat = wanted.mesh.seats().next().context("a mesh has ranks")?;
     let layout = (wanted.mesh, wanted.experts);
     let model = Model::load(wanted.checkpoint, layout, &seat, &mut sizer, &|_, _| {})?;

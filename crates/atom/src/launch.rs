@@ -331,6 +331,7 @@ fn host_config(
                 experts,
                 lattice: &lattice,
                 element: *element,
+                order: cuda::order(args),
                 page_size,
                 max_model_len,
                 max_num_seqs: args.max_num_seqs as usize,
