@@ -7,8 +7,9 @@ use crate::launch::sample::{self, SampleMemory, SampleStep};
 use crate::memory::{Address, DeviceMem, Pinned};
 use crate::plan::{LOADS_MAX, LOADS_ROOM, Sizes, load_items_bytes, sample_memory};
 use crate::sample_rows::{BIAS_LOAD_BYTES, BiasTables, Part, RESULT_BYTES, SEEN_LOAD_BYTES, SeenParts};
-use atom_base::{OutRow, ScoredToken, SlotLoad};
+use atom_base::{OutRow, SlotLoad};
 use atom_ops::Reserve;
+use std::time::Duration;
 
 /// Per-slot state and scratch of the sampling kernels.
 pub(crate) struct Sampler {
@@ -16,7 +17,6 @@ pub(crate) struct Sampler {
     memory: DeviceMem,
     last_tokens: DeviceMem,
     results: DeviceMem,
-    host_results: [Pinned; 2],
     loads: DeviceMem,
     host_loads: Pinned,
     items_bytes: usize,
@@ -30,13 +30,11 @@ impl Sampler {
     pub(crate) fn new(stream: &Stream, reserve: &Reserve, sizes: &Sizes) -> Result<Self, CudaError> {
         let device = stream.device();
         let at = sample_memory(reserve);
-        let host_results = || Pinned::new(device, reserve.top.out_rows * RESULT_BYTES);
         let sampler = Self {
             at,
             memory: DeviceMem::new(device, at.bytes())?,
             last_tokens: DeviceMem::new(device, 4 * reserve.slots)?,
             results: DeviceMem::new(device, reserve.top.out_rows * RESULT_BYTES)?,
-            host_results: [host_results()?, host_results()?],
             loads: DeviceMem::new(device, sizes.loads)?,
             host_loads: Pinned::new(device, sizes.loads)?,
             items_bytes: load_items_bytes(reserve),
@@ -54,12 +52,13 @@ impl Sampler {
     }
 
     /// Brings what slots need that the device has not got: histories and biases, when a request with penalties or
-    /// biases comes. Nothing in a steady step.
+    /// biases comes. Nothing in a steady step. Waits at most `patience` for the steps in flight.
     pub(crate) fn load(
         &mut self,
         queue: &Queue<'_>,
         loads: &[SlotLoad],
         out: &[OutRow],
+        patience: Duration,
     ) -> Result<(), CudaError> {
         for load in loads {
             self.pending[load.slot.0 as usize] = Some(load.clone());
@@ -78,7 +77,7 @@ impl Sampler {
             // SAFETY: the arrays are those of the part, and live as long as this.
             unsafe { sample::load_seen(queue, &self.at, self.memory.address(), records, items) }?;
             // The next part is written where this one lies.
-            queue.stream.wait()?;
+            queue.stream.wait_within("a load of histories and the steps before it", patience)?;
         }
         self.due = due;
         for out in out.chunks(LOADS_MAX) {
@@ -90,7 +89,7 @@ impl Sampler {
             let (records, items) = self.send(queue.stream, part)?;
             // SAFETY: as above.
             unsafe { sample::load_biases(queue, &self.at, self.memory.address(), records, items) }?;
-            queue.stream.wait()?;
+            queue.stream.wait_within("a load of biases and the steps before it", patience)?;
         }
         Ok(())
     }
@@ -125,17 +124,9 @@ impl Sampler {
         unsafe { sample::sample(queue, &self.at, self.memory.address(), &step, out_rows) }
     }
 
-    /// Queues the copy of the first `count` results to one of the host's two buffers.
-    pub(crate) fn fetch(&mut self, stream: &Stream, turn: usize, count: usize) -> Result<(), CudaError> {
-        // SAFETY: the buffer is read after the copy has been waited for, and its turn comes again after that.
-        unsafe { self.results.download(stream, 0, &mut self.host_results[turn][..count * RESULT_BYTES]) }
-    }
-
-    /// What was fetched there, once the copy was waited for.
-    pub(crate) fn read(&self, turn: usize, results: &mut [ScoredToken]) {
-        for (result, bytes) in results.iter_mut().zip(self.host_results[turn].chunks_exact(RESULT_BYTES)) {
-            *result = crate::sample_rows::result(bytes);
-        }
+    /// Results of a step. `[out rows]`
+    pub(crate) fn results(&self) -> Address {
+        self.results.address()
     }
 }
 
