@@ -19,12 +19,13 @@ use crate::staging::Staging;
 use crate::wait;
 use crate::weights::{Carrier, Delivery, Shelf};
 use crate::work::WorkSpec;
-use atom_base::{ScoredToken, TokenId, slot_of_last};
+use atom_base::{MaskCell, ScoredToken, TokenId, slot_of_last};
 use atom_ops::{
     Backend, Collectives, ExpertRows, LoadWeights, OpsError, Recording, Reserve, Slice, StepInputs, Weight,
 };
 use atom_weights::Tensor;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
@@ -42,6 +43,8 @@ pub struct CudaBackend {
     stream: Stream,
     plan: Plan,
     expert_rows: ExpertRows,
+    /// Free bytes before anything of it was taken; none once it was said what the driver took.
+    free_at_start: Option<u64>,
     /// Whose calls the driver takes for this GPU.
     bound: Option<ThreadId>,
     gpu: Gpu,
@@ -65,6 +68,16 @@ pub(crate) struct Reserved {
     flights: VecDeque<Flight>,
     /// When the last step ended.
     landed: Instant,
+    /// Rows of each turn's step that wait for a mask.
+    masked: [Vec<Masked>; TURNS],
+}
+
+/// An out row that chooses among the tokens of a mask.
+struct Masked {
+    row: usize,
+    cell: Arc<MaskCell>,
+    /// There was none by the deadline, or there can't be one.
+    is_missing: bool,
 }
 
 /// A step in flight.
@@ -90,6 +103,7 @@ impl CudaBackend {
     /// Takes the room for weights.
     pub fn new(mut gpu: Gpu, plan: &Plan) -> Result<Self, OpsError> {
         gpu.device.bind()?;
+        let (free, _) = gpu.device.memory()?;
         gpu.load(&BASE_PROGRAMS.map(Program::plain))?;
         Ok(Self {
             recordings: Vec::new(),
@@ -102,6 +116,7 @@ impl CudaBackend {
             stream: gpu.device.stream()?,
             plan: *plan,
             expert_rows: ExpertRows::default(),
+            free_at_start: Some(free),
             bound: Some(std::thread::current().id()),
             gpu,
         })
@@ -121,6 +136,23 @@ impl CudaBackend {
             wait::sleep_exactly();
             self.bound = Some(thread);
         }
+        Ok(())
+    }
+
+    /// Says once what the driver took by itself: behind the first step, when code and graphs are there.
+    fn say_driver_bytes(&mut self) -> Result<(), CudaError> {
+        let Some(before) = self.free_at_start.take() else { return Ok(()) };
+        let (now, _) = self.gpu.device.memory()?;
+        let sizes = &self.plan.sizes;
+        let planned = (self.plan.total() - sizes.driver) as u64;
+        let taken = before.saturating_sub(now).saturating_sub(planned);
+        let graphs: Vec<usize> = self.recordings.iter().flatten().map(|r| r.graph.nodes()).collect();
+        let (count, nodes) = (graphs.len(), graphs.iter().sum::<usize>());
+        tracing::info!(
+            "the driver took {} MiB of GPU memory for code and {count} recordings of {nodes} nodes; {} MiB were kept for it",
+            taken >> 20,
+            sizes.driver >> 20
+        );
         Ok(())
     }
 
@@ -238,15 +270,22 @@ impl Backend for CudaBackend {
         self.bind()?;
         let reserved = self.reserved.as_mut().ok_or_else(|| early("finish"))?;
         let flight = reserved.flights.pop_front().expect("a step is in flight");
-        let begun = flight.launched.max(reserved.landed);
+        let mut begun = flight.launched.max(reserved.landed);
+        if reserved.bring_masks(flight.sequence) {
+            // What it waited for says nothing of how long it takes.
+            begun = Instant::now();
+        }
         let usual = ASK_AFTER.max(2 * self.took[flight.recording]);
         let limit = flight.patience.saturating_sub(begun.elapsed());
         reserved.landing.wait(&self.stream, flight.sequence, (usual, limit))?;
         reserved.landed = Instant::now();
         self.took[flight.recording] = reserved.landed - begun;
         reserved.landing.read(flight.sequence, &mut results[..flight.sampled]);
+        for masked in reserved.masked[turn(flight.sequence)].drain(..).filter(|masked| masked.is_missing) {
+            results[masked.row] = ScoredToken::NOT_CHOSEN;
+        }
         self.expert_rows = flight.expert_rows;
-        Ok(())
+        self.say_driver_bytes().map_err(|error| self.gpu.device.fail(error).into())
     }
 
     fn abandon(&mut self) {
@@ -255,14 +294,22 @@ impl Backend for CudaBackend {
             return;
         }
         let Some(reserved) = &mut self.reserved else { return };
-        let Some(limit) = reserved.flights.drain(..).map(|flight| flight.patience).reduce(|a, b| a + b)
-        else {
+        let mut limit = Duration::ZERO;
+        while let Some(flight) = reserved.flights.pop_front() {
+            reserved.deny_masks(flight.sequence);
+            limit += flight.patience;
+        }
+        if limit.is_zero() {
             return;
-        };
+        }
         // A device that fails here refuses the next step, which says so.
         if let Err(error) = self.stream.wait_within("steps that are given up", limit) {
             tracing::error!("{error}");
         }
+    }
+
+    fn heeds_masks(&self) -> bool {
+        true
     }
 
     fn expert_rows(&self) -> ExpertRows {
@@ -296,6 +343,7 @@ impl Reserved {
             let patience = self.flights.iter().map(|flight| flight.patience).sum::<Duration>() + patience;
             sampler.load(queue, inputs.slot_loads, inputs.out, patience)?;
         }
+        self.expect_masks(sequence, inputs);
         // SAFETY: this half of the staging buffer is not touched before the step was waited for.
         unsafe { self.staging.upload(queue.stream, 0, &self.host.bytes()[..used]) }?;
         recorded.graph.launch(queue.stream)?;
@@ -353,6 +401,7 @@ impl Reserved {
             landing: Landing::new(device, reserve.top.out_rows)?,
             flights: VecDeque::with_capacity(TURNS),
             landed: Instant::now(),
+            masked: std::array::from_fn(|_| Vec::with_capacity(reserve.top.out_rows)),
             attention,
             experts: DeviceMem::new(device, sizes.experts)?,
             cache,
@@ -365,6 +414,39 @@ impl Reserved {
         reserved.cache.fill(stream, 0, reserved.cache.bytes(), 0)?;
         stream.wait()?;
         Ok(reserved)
+    }
+
+    /// Takes note of rows that will wait for a mask.
+    fn expect_masks(&mut self, sequence: u32, inputs: &StepInputs<'_>) {
+        let masked = &mut self.masked[turn(sequence)];
+        masked.clear();
+        let Some(Sampler { gate, .. }) = &self.sampler else { return };
+        for (row, out) in inputs.out.iter().enumerate() {
+            if let Some(cell) = &out.mask {
+                gate.close(sequence, row);
+                masked.push(Masked { row, cell: Arc::clone(cell), is_missing: false });
+            }
+        }
+    }
+
+    /// Waits for the masks of a step and hands each on as it comes; none comes later than its deadline. False if the
+    /// step has none.
+    fn bring_masks(&mut self, sequence: u32) -> bool {
+        let masked = &mut self.masked[turn(sequence)];
+        let Some(Sampler { gate, .. }) = &mut self.sampler else { return false };
+        for Masked { row, cell, is_missing } in masked.iter_mut() {
+            if cell.wait(|mask| gate.open(sequence, *row, Some(mask))).is_none() {
+                *is_missing = true;
+                gate.open(sequence, *row, None);
+            }
+        }
+        !masked.is_empty()
+    }
+
+    /// Lets a step that is given up go on without them.
+    fn deny_masks(&mut self, sequence: u32) {
+        let Some(Sampler { gate, .. }) = &mut self.sampler else { return };
+        self.masked[turn(sequence)].drain(..).for_each(|masked| gate.open(sequence, masked.row, None));
     }
 
     /// Keys and values of a layer.

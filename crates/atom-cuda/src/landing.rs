@@ -95,9 +95,10 @@ pub(crate) fn turn(sequence: u32) -> usize {
     (sequence & 1) as usize
 }
 
-/// 31 bits, so that a word has one to spare. Turns alternate behind the last number too.
+/// 31 bits, so that a word has one to spare, and never 0, which is in words of no step. Turns alternate behind the last
+/// number too.
 fn following(sequence: u32) -> u32 {
-    (sequence + 1) & (u32::MAX >> 1)
+    if sequence == u32::MAX >> 1 { 2 } else { sequence + 1 }
 }
 
 /// Steps at once: each has a buffer of its own on the host.
@@ -114,7 +115,7 @@ mod tests {
     #[test]
     fn turns_alternate_for_ever() {
         let last = u32::MAX >> 1;
-        assert_eq!((following(0), following(7), following(last)), (1, 8, 0));
+        assert_eq!((following(0), following(7), following(last)), (1, 8, 2));
         for sequence in [0, 1, 2, last - 1, last] {
             assert_ne!(turn(sequence), turn(following(sequence)), "{sequence}");
         }

@@ -31,7 +31,8 @@ pub fn row_bytes(out: &OutRow, vocab: usize) -> [u8; ROW_BYTES] {
         | flag(!scores && params.has_penalties(), PENALISES)
         | flag(biases > 0, BIASES)
         | flag(asked.is_some(), REPORTS)
-        | flag(truncates_min_p, TRUNCATES_MIN_P);
+        | flag(truncates_min_p, TRUNCATES_MIN_P)
+        | flag(out.mask.is_some(), MASKED);
     // All tokens are as many as no limit.
     let top_k = if (params.top_k as usize) < vocab { params.top_k } else { 0 };
     let mut record = Record { bytes: [0; ROW_BYTES], at: 0 };
@@ -62,7 +63,11 @@ pub fn result(bytes: &[u8]) -> ScoredToken {
     }
     let mut top = TopLogprobs::EMPTY;
     for i in 0..word(bytes, 2) as usize {
-        top.push(word(bytes, 4 + i), f32::from_bits(word(bytes, 4 + TOP_LOGPROBS_MAX + i)));
+        let logprob = f32::from_bits(word(bytes, 4 + TOP_LOGPROBS_MAX + i));
+        // Less likely than anything are only tokens that a mask forbids.
+        if logprob > f32::NEG_INFINITY {
+            top.push(word(bytes, 4 + i), logprob);
+        }
     }
     ScoredToken { token, logprob: f32::from_bits(word(bytes, 1)), top }
 }
@@ -217,6 +222,7 @@ const PENALISES: u32 = 2;
 const BIASES: u32 = 4;
 const REPORTS: u32 = 8;
 const TRUNCATES_MIN_P: u32 = 16;
+const MASKED: u32 = 32;
 
 #[cfg(test)]
 mod tests;

@@ -2,6 +2,7 @@
 
 use crate::device::Stream;
 use crate::error::CudaError;
+use crate::gate::Gate;
 use crate::kernels::Queue;
 use crate::launch::sample::{self, SampleMemory, SampleStep};
 use crate::memory::{Address, DeviceMem, Pinned};
@@ -17,6 +18,7 @@ pub(crate) struct Sampler {
     memory: DeviceMem,
     last_tokens: DeviceMem,
     results: DeviceMem,
+    pub(crate) gate: Gate,
     loads: DeviceMem,
     host_loads: Pinned,
     items_bytes: usize,
@@ -35,6 +37,7 @@ impl Sampler {
             memory: DeviceMem::new(device, at.bytes())?,
             last_tokens: DeviceMem::new(device, 4 * reserve.slots)?,
             results: DeviceMem::new(device, reserve.top.out_rows * RESULT_BYTES)?,
+            gate: Gate::new(device, reserve.vocab, reserve.top.out_rows)?,
             loads: DeviceMem::new(device, sizes.loads)?,
             host_loads: Pinned::new(device, sizes.loads)?,
             items_bytes: load_items_bytes(reserve),
@@ -119,7 +122,7 @@ impl Sampler {
         out_rows: usize,
     ) -> Result<(), CudaError> {
         let (results, last_token) = (self.results.address(), self.last_tokens());
-        let step = SampleStep { header, logits, rows, results, last_token };
+        let step = SampleStep { header, logits, rows, results, last_token, gate: self.gate.at() };
         // SAFETY: the caller's.
         unsafe { sample::sample(queue, &self.at, self.memory.address(), &step, out_rows) }
     }

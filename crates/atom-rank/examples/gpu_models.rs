@@ -8,6 +8,8 @@
 mod common;
 #[path = "gpu_models/faults.rs"]
 mod faults;
+#[path = "gpu_models/grammars.rs"]
+mod grammars;
 
 use atom_base::{Mesh, SamplingParams, Seat};
 use atom_cuda::{CudaBackend, Driver, Element, Gpu, GpuOptions, Plan, Properties, Search, Sizer};
@@ -26,6 +28,7 @@ const CHECKS: &[(&str, fn())] = &[
     ("bf16", bf16_is_near_and_poison_is_not_seen),
     ("sampling", sampled_tokens_are_those_of_the_cpu),
     ("calls", a_steady_step_is_one_launch),
+    ("grammars", grammars::grammars),
     ("faults", faults::faults),
 ];
 
