@@ -341,7 +341,7 @@ impl Reserved {
         let used = self.host.fill(&recorded.layout, &self.reserve, inputs, (sequence, patience));
         if let Some(sampler) = &mut self.sampler {
             let patience = self.flights.iter().map(|flight| flight.patience).sum::<Duration>() + patience;
-            sampler.load(queue, inputs.slot_loads, inputs.out, patience)?;
+            sampler.load(queue, (inputs.slot_loads, inputs.out), turn(sequence), patience)?;
         }
         self.expect_masks(sequence, inputs);
         // SAFETY: this half of the staging buffer is not touched before the step was waited for.

@@ -94,6 +94,11 @@ impl<'a> SeenParts<'a> {
         Self { loads, done: 0 }
     }
 
+    /// True if nothing is left.
+    pub fn is_done(&self) -> bool {
+        self.loads.is_empty()
+    }
+
     /// Writes the next part to `records` and `tokens`, both whole numbers of their items and not empty. `None` when
     /// nothing is left. A part names no slot twice.
     pub fn next_part(&mut self, records: &mut [u8], tokens: &mut [u8]) -> Option<Part> {
@@ -153,17 +158,28 @@ impl BiasTables {
         Self { held: vec![None; slots], order: Vec::with_capacity(LOGIT_BIAS_MAX) }
     }
 
+    /// Whether a row of `out` needs a table that the device doesn't have.
+    pub fn lacks(&self, out: &[OutRow]) -> bool {
+        out.iter().any(|row| self.is_due(row))
+    }
+
+    fn is_due(&self, row: &OutRow) -> bool {
+        // What is held lives, so an address is never another request's.
+        let held = self.held[row.slot.0 as usize].as_ref();
+        row.target.is_none()
+            && !row.params.logit_bias.is_empty()
+            && held.is_none_or(|held| !Arc::ptr_eq(held, &row.params))
+    }
+
     /// Writes records and entries for the tables that `out` needs and the device doesn't have, for one launch of
     /// `sample_load_biases`. `None` when there are none.
     pub fn update(&mut self, out: &[OutRow], records: &mut [u8], entries: &mut [u8]) -> Option<Part> {
         let mut part = Part { loads: 0, items: 0 };
-        for row in out.iter().filter(|row| row.target.is_none() && !row.params.logit_bias.is_empty()) {
-            let held = &mut self.held[row.slot.0 as usize];
-            // What is held lives, so an address is never another request's.
-            if held.as_ref().is_some_and(|held| Arc::ptr_eq(held, &row.params)) {
+        for row in out {
+            if !self.is_due(row) {
                 continue;
             }
-            *held = Some(Arc::clone(&row.params));
+            self.held[row.slot.0 as usize] = Some(Arc::clone(&row.params));
             self.write(row.slot, &row.params.logit_bias, &mut part, records, entries);
         }
         (part.loads > 0).then_some(part)
