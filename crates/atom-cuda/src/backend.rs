@@ -11,6 +11,7 @@ use crate::landing::{Landing, TURNS, turn};
 use crate::launch::attend::{AttendHeads, AttendKernels};
 use crate::launch::experts::Experts;
 use crate::launch::rope::CacheLayer;
+use crate::masks::Masks;
 use crate::memory::{Address, DeviceMem, Pinned};
 use crate::plan::{Plan, attend_heads, check_kv, check_model, experts_shape, work};
 use crate::record::{Capture, Recorded, not_built};
@@ -19,13 +20,12 @@ use crate::staging::Staging;
 use crate::wait;
 use crate::weights::{Carrier, Delivery, Shelf};
 use crate::work::WorkSpec;
-use atom_base::{MaskCell, ScoredToken, TokenId, slot_of_last};
+use atom_base::{ScoredToken, TokenId, slot_of_last};
 use atom_ops::{
     Backend, Collectives, ExpertRows, LoadWeights, OpsError, Recording, Reserve, Slice, StepInputs, Weight,
 };
 use atom_weights::Tensor;
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
@@ -68,16 +68,7 @@ pub(crate) struct Reserved {
     flights: VecDeque<Flight>,
     /// When the last step ended.
     landed: Instant,
-    /// Rows of each turn's step that wait for a mask.
-    masked: [Vec<Masked>; TURNS],
-}
-
-/// An out row that chooses among the tokens of a mask.
-struct Masked {
-    row: usize,
-    cell: Arc<MaskCell>,
-    /// There was none by the deadline, or there can't be one.
-    is_missing: bool,
+    masks: Masks,
 }
 
 /// A step in flight.
@@ -103,6 +94,7 @@ impl CudaBackend {
     /// Takes the room for weights.
     pub fn new(mut gpu: Gpu, plan: &Plan) -> Result<Self, OpsError> {
         gpu.device.bind()?;
+        wait::sleep_exactly();
         let (free, _) = gpu.device.memory()?;
         gpu.load(&BASE_PROGRAMS.map(Program::plain))?;
         Ok(Self {
@@ -271,7 +263,9 @@ impl Backend for CudaBackend {
         let reserved = self.reserved.as_mut().ok_or_else(|| early("finish"))?;
         let flight = reserved.flights.pop_front().expect("a step is in flight");
         let mut begun = flight.launched.max(reserved.landed);
-        if reserved.bring_masks(flight.sequence) {
+        if let Some(Sampler { gate, .. }) = &mut reserved.sampler
+            && reserved.masks.bring(gate, flight.sequence)
+        {
             // What it waited for says nothing of how long it takes.
             begun = Instant::now();
         }
@@ -281,9 +275,7 @@ impl Backend for CudaBackend {
         reserved.landed = Instant::now();
         self.took[flight.recording] = reserved.landed - begun;
         reserved.landing.read(flight.sequence, &mut results[..flight.sampled]);
-        for masked in reserved.masked[turn(flight.sequence)].drain(..).filter(|masked| masked.is_missing) {
-            results[masked.row] = ScoredToken::NOT_CHOSEN;
-        }
+        reserved.masks.mark_missing(flight.sequence, results);
         self.expert_rows = flight.expert_rows;
         self.say_driver_bytes().map_err(|error| self.gpu.device.fail(error).into())
     }
@@ -294,13 +286,15 @@ impl Backend for CudaBackend {
             return;
         }
         let Some(reserved) = &mut self.reserved else { return };
+        if reserved.flights.is_empty() {
+            return;
+        }
         let mut limit = Duration::ZERO;
         while let Some(flight) = reserved.flights.pop_front() {
-            reserved.deny_masks(flight.sequence);
+            if let Some(Sampler { gate, .. }) = &mut reserved.sampler {
+                reserved.masks.deny(gate, flight.sequence);
+            }
             limit += flight.patience;
-        }
-        if limit.is_zero() {
-            return;
         }
         // A device that fails here refuses the next step, which says so.
         if let Err(error) = self.stream.wait_within("steps that are given up", limit) {
@@ -342,8 +336,8 @@ impl Reserved {
         if let Some(sampler) = &mut self.sampler {
             let patience = self.flights.iter().map(|flight| flight.patience).sum::<Duration>() + patience;
             sampler.load(queue, (inputs.slot_loads, inputs.out), turn(sequence), patience)?;
+            self.masks.expect(&sampler.gate, sequence, inputs.out);
         }
-        self.expect_masks(sequence, inputs);
         // SAFETY: this half of the staging buffer is not touched before the step was waited for.
         unsafe { self.staging.upload(queue.stream, 0, &self.host.bytes()[..used]) }?;
         recorded.graph.launch(queue.stream)?;
@@ -401,7 +395,7 @@ impl Reserved {
             landing: Landing::new(device, reserve.top.out_rows)?,
             flights: VecDeque::with_capacity(TURNS),
             landed: Instant::now(),
-            masked: std::array::from_fn(|_| Vec::with_capacity(reserve.top.out_rows)),
+            masks: Masks::new(reserve.top.out_rows),
             attention,
             experts: DeviceMem::new(device, sizes.experts)?,
             cache,
@@ -414,39 +408,6 @@ impl Reserved {
         reserved.cache.fill(stream, 0, reserved.cache.bytes(), 0)?;
         stream.wait()?;
         Ok(reserved)
-    }
-
-    /// Takes note of rows that will wait for a mask.
-    fn expect_masks(&mut self, sequence: u32, inputs: &StepInputs<'_>) {
-        let masked = &mut self.masked[turn(sequence)];
-        masked.clear();
-        let Some(Sampler { gate, .. }) = &self.sampler else { return };
-        for (row, out) in inputs.out.iter().enumerate() {
-            if let Some(cell) = &out.mask {
-                gate.close(sequence, row);
-                masked.push(Masked { row, cell: Arc::clone(cell), is_missing: false });
-            }
-        }
-    }
-
-    /// Waits for the masks of a step and hands each on as it comes; none comes later than its deadline. False if the
-    /// step has none.
-    fn bring_masks(&mut self, sequence: u32) -> bool {
-        let masked = &mut self.masked[turn(sequence)];
-        let Some(Sampler { gate, .. }) = &mut self.sampler else { return false };
-        for Masked { row, cell, is_missing } in masked.iter_mut() {
-            if cell.wait(|mask| gate.open(sequence, *row, Some(mask))).is_none() {
-                *is_missing = true;
-                gate.open(sequence, *row, None);
-            }
-        }
-        !masked.is_empty()
-    }
-
-    /// Lets a step that is given up go on without them.
-    fn deny_masks(&mut self, sequence: u32) {
-        let Some(Sampler { gate, .. }) = &mut self.sampler else { return };
-        self.masked[turn(sequence)].drain(..).for_each(|masked| gate.open(sequence, masked.row, None));
     }
 
     /// Keys and values of a layer.

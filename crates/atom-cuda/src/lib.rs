@@ -27,6 +27,7 @@ pub mod launch;
 mod layout;
 mod library;
 mod mapped;
+mod masks;
 mod memory;
 mod module;
 mod plan;
