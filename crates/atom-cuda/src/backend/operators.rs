@@ -53,12 +53,14 @@ impl CudaBackend {
     ) -> Result<StepTimes, OpsError> {
         self.bind()?;
         let reserved = self.reserved.as_ref().ok_or_else(|| early("time_operators"))?;
-        let steps = fuse(recording, self.shelf.element(), self.gpu.device.properties());
+        let (element, order) = (self.shelf.element(), self.blas.order());
+        let steps = fuse(recording, element, order, self.gpu.device.properties());
         let capture = Capture {
             queue: Queue { kernels: &self.gpu.kernels, stream: &self.stream },
             blas: &self.blas,
             shelf: &self.shelf,
             weights: self.weights.address(),
+            weights_bytes: self.weights.bytes(),
             reserved,
         };
         let clock = Clock::new(&self.stream)?;
