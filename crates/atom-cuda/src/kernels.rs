@@ -31,7 +31,7 @@ macro_rules! headers {
 }
 
 headers! {
-    "dependent.cuh" "experts_choices.cuh" "hopper.cuh" "hopper_attend.cuh" "rows.cuh" "sample.cuh" "sample_search.cuh" "stream.cuh"
+    "attend_split_bf16.cuh" "attend_split_e4m3.cuh" "attend_tiles_e4m3.cuh" "dependent.cuh" "e4m3.cuh" "experts_choices.cuh" "hopper.cuh" "hopper_attend.cuh" "rows.cuh" "sample.cuh" "sample_search.cuh" "stream.cuh"
 }
 
 macro_rules! sources {
@@ -61,8 +61,14 @@ sources! {
         &["ROWS_MAX=16", "RUN=6", "WARPS=4", "RING_KB=60", "NORM=1", "OUT=3"],
     ];
     "attend_simple" &[&[]];
-    "attend_split" &[&["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"], &["WIDTH=128", "SMALL_SHARED"]];
-    "attend_tiles" &[&["WIDTH=64"], &["WIDTH=96"], &["WIDTH=128"], &["WIDTH=256"]];
+    "attend_split" &[
+        &["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"], &["WIDTH=128", "SMALL_SHARED"],
+        &["WIDTH=64", "E4M3"], &["WIDTH=128", "E4M3"], &["WIDTH=256", "E4M3"], &["WIDTH=128", "SMALL_SHARED", "E4M3"],
+    ];
+    "attend_tiles" &[
+        &["WIDTH=64"], &["WIDTH=96"], &["WIDTH=128"], &["WIDTH=256"],
+        &["WIDTH=64", "E4M3"], &["WIDTH=96", "E4M3"], &["WIDTH=128", "E4M3"], &["WIDTH=256", "E4M3"],
+    ];
     "experts_simple" &[&[]];
     "experts_plan" &[&[]];
     "experts_few" &[&["DEPTH=4"], &["DEPTH=6"]];
