@@ -605,11 +605,11 @@ __device__ __forceinline__ void attend_tiles(const Params& p) {
     __syncthreads();
     if (threadIdx.x < 128) {
 #ifdef E4M3
-        registers_less<56>();
+        registers_less<72>();
         if (threadIdx.x >= 32) return convert<N>(p, shared, bars);
         produce<N>(p, shared, bars, units);
     } else {
-        registers_more<224>();
+        registers_more<216>();
 #else
         registers_less<24>();
         if (threadIdx.x < 32) produce<N>(p, shared, bars, units);

@@ -34,22 +34,38 @@ __device__ __forceinline__ uint4 halves_of(u32 low, u32 high) {
 }
 
 /// A block of codes as halves in 64-column chunks, 128-byte swizzled. Rows from `real` on were not brought and are zeros:
-/// weights of 0 must meet numbers.
+/// weights of 0 must meet numbers. A warp takes every third eight rows, so that addresses differ by constants.
 template <int N>
 __device__ __forceinline__ void convert_block(const char* codes, char* to, u32 real) {
     using S = Shape<N>;
-    constexpr u32 SIXTEENS = S::CHUNKS * 4;
-#pragma unroll 4
-    for (u32 i = threadIdx.x - 32; i < S::KEYS * SIXTEENS; i += CONVERTERS * 32) {
-        const u32 row = i / SIXTEENS, chunk = i / 4 % S::CHUNKS, unit = i % 4 * 2;
-        uint4 x = *(const uint4*)(codes + i * 16);
-        if (row >= real) x = make_uint4(0, 0, 0, 0);
-        // Lanes of two chunks write the upper and the lower eight in another order: all banks are in use.
-        const bool turn = chunk & 1;
-        char* line = to + (chunk * S::KEYS + row) * 128;
-        const uint4 low = halves_of(x.x, x.y), high = halves_of(x.z, x.w);
-        *(uint4*)(line + ((unit + turn) ^ (row & 7)) * 16) = turn ? high : low;
-        *(uint4*)(line + ((unit + !turn) ^ (row & 7)) * 16) = turn ? low : high;
+    constexpr u32 SIXTEENS = S::CHUNKS * 4, EIGHTS = S::KEYS / 8, LOADS = SIXTEENS / 4, AT_ONCE = LOADS == 1 ? 6 : LOADS == 2 ? 3 : 1;
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 1;
+    // Lanes of odd chunks write their upper eight first: all banks are in use.
+    const u32 sixteen = lane % SIXTEENS, chunk = sixteen / 4, unit = sixteen % 4 * 2, turn = chunk & 1;
+    const char* from = codes + lane * 16;
+    to += chunk * S::KEYS * 128;
+#pragma unroll 1
+    for (u32 eight = warp; eight < EIGHTS; eight += AT_ONCE * CONVERTERS) {
+        uint4 x[AT_ONCE][LOADS];
+#pragma unroll
+        for (u32 j = 0; j < AT_ONCE; ++j)
+#pragma unroll
+            for (u32 h = 0; h < LOADS; ++h)
+                if (eight + j * CONVERTERS < EIGHTS)
+                    x[j][h] = *(const uint4*)(from + (eight + j * CONVERTERS) * 8 * SIXTEENS * 16 + h * 512);
+#pragma unroll
+        for (u32 j = 0; j < AT_ONCE; ++j) {
+            if (eight + j * CONVERTERS >= EIGHTS) continue;
+#pragma unroll
+            for (u32 h = 0; h < LOADS; ++h) {
+                const u32 in = (lane + 32 * h) / SIXTEENS;
+                uint4 low = halves_of(x[j][h].x, x[j][h].y), high = halves_of(x[j][h].z, x[j][h].w);
+                if ((eight + j * CONVERTERS) * 8 + in >= real) low = high = make_uint4(0, 0, 0, 0);
+                char* line = to + (eight + j * CONVERTERS) * 1024 + in * 128;
+                *(uint4*)(line + ((unit + turn) ^ in) * 16) = turn ? high : low;
+                *(uint4*)(line + ((unit + 1 - turn) ^ in) * 16) = turn ? low : high;
+            }
+        }
     }
 }
 
