@@ -62,8 +62,8 @@ pub(crate) fn element(args: &EngineArgs) -> Element {
     }
 }
 
-/// Keys and values are stored as they are computed.
-pub(crate) fn kv_dtype(element: Element) -> KvDType {
+/// How keys and values are stored, unless something else is asked for: as they are computed.
+pub(crate) fn own_kv_dtype(element: Element) -> KvDType {
     match element {
         Element::F32 => KvDType::F32,
         Element::BF16 => KvDType::BF16,
@@ -77,6 +77,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) experts: ExpertLayout,
     pub(crate) lattice: &'a Lattice,
     pub(crate) element: Element,
+    pub(crate) kv_dtype: KvDType,
     pub(crate) page_size: usize,
     pub(crate) max_model_len: usize,
     pub(crate) max_num_seqs: usize,
@@ -126,7 +127,7 @@ fn sizes(gpu: &Gpu, wanted: &Wanted<'_>) -> Result<Sizes> {
         page_size: wanted.page_size,
         pages: 0,
         pages_per_sequence: wanted.max_model_len.div_ceil(wanted.page_size),
-        kv_dtype: kv_dtype(wanted.element),
+        kv_dtype: wanted.kv_dtype,
         slots: wanted.max_num_seqs + 1,
         vocab: model.config().vocab_size,
         samples: true,
