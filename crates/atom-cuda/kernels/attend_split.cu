@@ -145,22 +145,33 @@ __device__ __forceinline__ u32 chunk_at(u32 row, u32 chunk) {
 #include "attend_split_bf16.cuh"
 #endif
 
+/// Scores of positions that a row may not see become minus infinity.
+__device__ __forceinline__ void hide(float (&s)[KEYS / 2], u32 key, const u32 (&position)[2], u32 window) {
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; ++i) {
+        const u32 at = key + i / 4 * 8 + i % 2, row = position[i / 2 % 2];
+        if (at > row || (window && at + window <= row)) s[i] = HIDDEN;
+    }
+}
+
 /// Adds KEYS positions from `key` on to a warp's sums.
 __device__ __forceinline__ void add_step(const Params& p, Sums& sums, u32 q, const float (&scale)[2], u32 stage, u32 key,
                                          const u32 (&position)[2]) {
     const u32 lane = threadIdx.x % 32;
     float s[KEYS / 2] = {};
     multiply_keys(s, q, stage);
+    // Most steps hide nothing: the warp's rows see all of their positions.
+    const u32 least = min(position[0], position[1]), most = max(position[0], position[1]);
+    if (!__all_sync(0xffffffffu, key + KEYS - 1 <= least && (!p.window || key + p.window > most)))
+        hide(s, key + lane % 4 * 2, position, p.window);
     float keep[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         float max = sums.max[half];
 #pragma unroll
         for (int i = 0; i < KEYS / 4; ++i) {
-            const u32 at = key + i / 2 * 8 + lane % 4 * 2 + i % 2;
             float& x = s[i / 2 * 4 + half * 2 + i % 2];
-            const bool seen = at <= position[half] && (!p.window || at + p.window > position[half]);
-            x = seen ? x * scale[half] : HIDDEN;
+            x *= scale[half];
             max = fmaxf(max, x);
         }
         max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
@@ -178,8 +189,11 @@ __device__ __forceinline__ void add_step(const Params& p, Sums& sums, u32 q, con
         sums.sum[half] = fmaf(sums.sum[half], keep[half], sum);
         sums.max[half] = max;
     }
+    // A maximum that stays changes nothing, to the bit.
+    if (!__all_sync(0xffffffffu, keep[0] == 1.0f && keep[1] == 1.0f)) {
 #pragma unroll
-    for (int i = 0; i < N / 2; ++i) sums.out[i] *= keep[i / 2 % 2];
+        for (int i = 0; i < N / 2; ++i) sums.out[i] *= keep[i / 2 % 2];
+    }
     multiply_values(sums.out, s, stage + HALF_STAGE);
 }
 

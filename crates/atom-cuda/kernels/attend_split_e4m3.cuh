@@ -15,17 +15,28 @@ __device__ __forceinline__ u32 code_chunk_at(u32 row, u32 chunk) {
     return row * N + (N >= 128 ? chunk ^ (row & 7) : chunk ^ (row >> 1 & 3)) * 16;
 }
 
+/// What `first` more rows, a multiple of what one instruction brings, change of `code_chunk_at` but for the rows themselves.
+__device__ __forceinline__ constexpr u32 turn_of(u32 first) { return (N >= 128 ? first & 7 : first >> 1 & 3) * 16; }
+
 /// Starts to bring keys and values of 32 positions, of which `seen` are real. A sixteen that is not to be read is zeros.
 __device__ __forceinline__ void bring(const Params& p, u32 stage, const u32 (&row)[2], u32 seen) {
-    const u32 lane = threadIdx.x % 32;
+    // Keys of one instruction, and instructions of a sixteen; a lane's chunk is always the same.
+    constexpr u32 TOGETHER = 512 / N, TIMES = 16 / TOGETHER;
+    const u32 lane = threadIdx.x % 32, chunk = lane % (N / 16), in = lane / (N / 16);
+    const bool has = chunk * 16 < p.head_dim;
 #pragma unroll
-    for (int i = 0; i < N / 16; ++i) {
-        const u32 at = i * 32 + lane, key = at / (N / 16), chunk = at % (N / 16), first = row[i / (N / 32)];
-        const bool real = key < seen && first != NONE && chunk * 16 < p.head_dim;
-        const u64 from = real ? (u64)(first + key % 16) * p.head_dim + chunk * 16 : 0;
-        const u32 to = stage + code_chunk_at(key, chunk);
-        copy_16(to, p.keys + from, real ? 16 : 0);
-        copy_16(to + HALF_STAGE, p.values + from, real ? 16 : 0);
+    for (u32 half = 0; half < 2; ++half) {
+        const bool any = has && row[half] != NONE;
+        const u64 from = any ? (u64)(row[half] + in) * p.head_dim + chunk * 16 : 0;
+        const e4m3 *key = p.keys + from, *value = p.values + from;
+#pragma unroll
+        for (u32 i = 0; i < TIMES; ++i) {
+            const u32 at = half * 16 + i * TOGETHER, to = stage + (code_chunk_at(in, chunk) ^ turn_of(at)) + at * N;
+            const u32 bytes = any && at + in < seen ? 16 : 0;
+            copy_16(to, key, bytes);
+            copy_16(to + HALF_STAGE, value, bytes);
+            key += TOGETHER * p.head_dim, value += TOGETHER * p.head_dim;
+        }
     }
 }
 
@@ -64,8 +75,10 @@ __device__ __forceinline__ void multiply_keys(float (&s)[16], u32 q, u32 keys) {
             u32 codes[4];
             load_matrices(codes, keys + code_chunk_at(n * 16 + matrix / 2 * 8 + in, d * 2 + (matrix & 1)));
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                multiply(s + n * 8 + i / 2 * 4, a[i % 2], to_halves(codes[i]), to_halves(codes[i] >> 16));
+            for (int i = 0; i < 4; ++i) {
+                const uint2 b = to_halves(codes[i]);
+                multiply(s + n * 8 + i / 2 * 4, a[i % 2], b.x, b.y);
+            }
         }
     }
 }
@@ -79,17 +92,15 @@ __device__ __forceinline__ void multiply_values(float (&out)[N / 2], const float
     for (int i = 0; i < 8; ++i) a[i / 4][i % 4] = pack_halves(s[i * 2], s[i * 2 + 1]);
 #pragma unroll
     for (int n = 0; n < N / 16; ++n) {
-        u32 codes[4], even[4], odd[4];
+        u32 codes[4];
+        uint2 apart[4];
         load_transposed(codes, values + code_chunk_at(lane, n));
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const u32 apart = __byte_perm(codes[i], 0, 0x3120);
-            even[i] = to_halves(apart), odd[i] = to_halves(apart >> 16);
-        }
+        for (int i = 0; i < 4; ++i) apart[i] = to_halves(__byte_perm(codes[i], 0, 0x3120));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            multiply(out + n * 8, a[i], even[i * 2], even[i * 2 + 1]);
-            multiply(out + n * 8 + 4, a[i], odd[i * 2], odd[i * 2 + 1]);
+            multiply(out + n * 8, a[i], apart[i * 2].x, apart[i * 2 + 1].x);
+            multiply(out + n * 8 + 4, a[i], apart[i * 2].y, apart[i * 2 + 1].y);
         }
     }
 }

@@ -11,7 +11,7 @@
 //          swizzle 128 B; granule = gcd(page_size, KEYS)
 //   With E4M3 the cache is e4m3, head_dim a multiple of 16, and what differs is in attend_tiles_e4m3.cuh: STAGES are 3, 2, 2, 2
 //          and INCOMING, of codes, 2, 2, 2, 1; shared memory 1280 + W * (256 + 4 * STAGES * KEYS + 2 * INCOMING * KEYS) bytes;
-//          k_map, v_map  2-D tensors of bytes, box {W, granule}, no swizzle
+//          k_map, v_map  2-D tensors of bytes, box {64, granule}, no swizzle
 //   header[TILES]  tiles in the list; none: every block returns at once
 //   tiles  {first_row, rows, start, slot}: rows first_row .. + rows of one span, at most 128 / group of them, at
 //          positions start .. ; best longest first within a span, spans with most work first

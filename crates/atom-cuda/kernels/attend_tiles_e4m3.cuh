@@ -1,11 +1,11 @@
-// The part of attend_tiles.cu that is for a cache of e4m3. Codes come to shared memory as they are; the three warps of the
+// The part of attend_tiles.cu that is for a cache of e4m3. Codes come to shared memory as they are, in columns of 64; the three warps of the
 // producer's warpgroup that have nothing else to do make halves of them, which is exact, where wgmma wants them. Queries
 // are brought below 2^15 by a power of two for each row, in place, and scores back: bf16 loses nothing that matters (see
 // Shift). Weights as halves keep three bits more than bf16. Included within its namespace.
 
 constexpr int CONVERTERS = 3;  // warps
 
-/// What the producer fills: codes, in rows of W bytes.
+/// What the producer fills: codes, [W / 64, KEYS, 64].
 template <int N>
 struct Incoming {
     static constexpr int COUNT = INCOMING, BYTES = Shape<N>::CODE_BYTES, K = Shape<N>::K_IN, V = Shape<N>::V_IN;
@@ -18,53 +18,46 @@ template <int N>
 __device__ __forceinline__ void bring_block(const Params& p, const TensorMap* map, u32 to, u32 full, u32 key, u32 end,
                                             u32 page, u32 head) {
     using S = Shape<N>;
-    constexpr u32 ROW = S::CHUNKS * 64;
     const u32 lane = threadIdx.x % 32;
     const u32 count = min((u32)S::KEYS / p.granule, (end - key + p.granule - 1) / p.granule);
-    if (lane == 0) barrier_expect(full, count * p.granule * ROW);
+    if (lane == 0) barrier_expect(full, count * p.granule * 64 * S::CHUNKS);
     __syncwarp();
     if (lane < count) {
         const u32 at = key + lane * p.granule;
-        tma_load_2d(to + lane * p.granule * ROW, *map, full, 0, (page * p.kv_heads + head) * p.page_size + at % p.page_size);
+        const u32 row = (page * p.kv_heads + head) * p.page_size + at % p.page_size;
+#pragma unroll
+        for (int c = 0; c < S::CHUNKS; ++c)
+            tma_load_2d(to + (c * S::KEYS + lane * p.granule) * 64, *map, full, c * 64, row);
     }
 }
 
-__device__ __forceinline__ uint4 halves_of(u32 low, u32 high) {
-    return make_uint4(to_halves(low), to_halves(low >> 16), to_halves(high), to_halves(high >> 16));
-}
-
-/// A block of codes as halves in 64-column chunks, 128-byte swizzled. Rows from `real` on were not brought and are zeros:
-/// weights of 0 must meet numbers. A warp takes every third eight rows, so that addresses differ by constants.
+/// A block of codes as halves in columns of 64, 128-byte swizzled. Rows from `real` on were not brought and are zeros: weights
+/// of 0 must meet numbers. A warp takes every third eight rows of all columns; where a lane reads and writes in each is the
+/// same, and the lanes of two rows write to all banks.
 template <int N>
 __device__ __forceinline__ void convert_block(const char* codes, char* to, u32 real) {
     using S = Shape<N>;
-    constexpr u32 SIXTEENS = S::CHUNKS * 4, EIGHTS = S::KEYS / 8, LOADS = SIXTEENS / 4, AT_ONCE = LOADS == 1 ? 6 : LOADS == 2 ? 3 : 1;
-    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 1;
-    // Lanes of odd chunks write their upper eight first: all banks are in use.
-    const u32 sixteen = lane % SIXTEENS, chunk = sixteen / 4, unit = sixteen % 4 * 2, turn = chunk & 1;
-    const char* from = codes + lane * 16;
-    to += chunk * S::KEYS * 128;
+    constexpr u32 EIGHTS = S::KEYS / 8 * S::CHUNKS, AT_ONCE = 4;
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 1, row = lane / 4, unit = lane % 4 * 2;
+    codes += lane * 16, to += row * 128;
+    char *low = to + (unit ^ row) * 16, *high = to + ((unit + 1) ^ row) * 16;
 #pragma unroll 1
     for (u32 eight = warp; eight < EIGHTS; eight += AT_ONCE * CONVERTERS) {
-        uint4 x[AT_ONCE][LOADS];
+        uint4 x[AT_ONCE];
 #pragma unroll
         for (u32 j = 0; j < AT_ONCE; ++j)
+            if (eight + j * CONVERTERS < EIGHTS) x[j] = *(const uint4*)(codes + (eight + j * CONVERTERS) * 512);
+        if (real < S::KEYS) {
 #pragma unroll
-            for (u32 h = 0; h < LOADS; ++h)
-                if (eight + j * CONVERTERS < EIGHTS)
-                    x[j][h] = *(const uint4*)(from + (eight + j * CONVERTERS) * 8 * SIXTEENS * 16 + h * 512);
+            for (u32 j = 0; j < AT_ONCE; ++j)
+                if ((eight + j * CONVERTERS) * 8 % S::KEYS + row >= real) x[j] = make_uint4(0, 0, 0, 0);
+        }
 #pragma unroll
         for (u32 j = 0; j < AT_ONCE; ++j) {
             if (eight + j * CONVERTERS >= EIGHTS) continue;
-#pragma unroll
-            for (u32 h = 0; h < LOADS; ++h) {
-                const u32 in = (lane + 32 * h) / SIXTEENS;
-                uint4 low = halves_of(x[j][h].x, x[j][h].y), high = halves_of(x[j][h].z, x[j][h].w);
-                if ((eight + j * CONVERTERS) * 8 + in >= real) low = high = make_uint4(0, 0, 0, 0);
-                char* line = to + (eight + j * CONVERTERS) * 1024 + in * 128;
-                *(uint4*)(line + ((unit + turn) ^ in) * 16) = turn ? high : low;
-                *(uint4*)(line + ((unit + 1 - turn) ^ in) * 16) = turn ? low : high;
-            }
+            const uint2 a = to_halves(x[j].x), b = to_halves(x[j].y), c = to_halves(x[j].z), d = to_halves(x[j].w);
+            *(uint4*)(low + (eight + j * CONVERTERS) * 1024) = make_uint4(a.x, a.y, b.x, b.y);
+            *(uint4*)(high + (eight + j * CONVERTERS) * 1024) = make_uint4(c.x, c.y, d.x, d.y);
         }
     }
 }

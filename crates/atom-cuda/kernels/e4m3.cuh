@@ -17,15 +17,20 @@ __device__ __forceinline__ u32 halves_by_bits(u32 codes) {
     return halves | nan;
 }
 
-/// The lower two bytes as two halves, the lowest first in memory; exact, NaN stays NaN.
-__device__ __forceinline__ u32 to_halves(u32 codes) {
+/// Four codes as four halves, two a word, the lowest first in memory; exact, NaN stays NaN.
+__device__ __forceinline__ uint2 to_halves(u32 codes) {
+    uint2 halves;
 #if __CUDA_ARCH__ >= 890
-    u32 halves;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((u16)codes));
-    return halves;
+    // The instruction takes either half of a register as it is.
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\ncvt.rn.f16x2.e4m3x2 %1, high;\n}"
+        : "=r"(halves.x), "=r"(halves.y)
+        : "r"(codes));
 #else
-    return halves_by_bits(__byte_perm(codes, 0, 0x1404));
+    halves.x = halves_by_bits(__byte_perm(codes, 0, 0x1404));
+    halves.y = halves_by_bits(__byte_perm(codes, 0, 0x3424));
 #endif
+    return halves;
 }
 
 __device__ __forceinline__ float to_float(e4m3 x) {

@@ -402,7 +402,7 @@ impl TileMaps {
                 MapElement::CU_TENSOR_MAP_DATA_TYPE_UINT8,
                 &positions,
                 &[dim],
-                &[width.next_multiple_of(64), granule],
+                &[64, granule],
                 MapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
             ),
         };
