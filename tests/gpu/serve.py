@@ -49,7 +49,7 @@ def health():
 
 def complete(**body):
     """Status and body of an answer."""
-    body = dict(dict(model="any", prompt="Say it: ", max_tokens=300), **body)
+    body = dict(dict(model="model", prompt="Say it: ", max_tokens=300), **body)
     request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(),
                                      {"Content-Type": "application/json"})
     try:
