@@ -1,10 +1,15 @@
 //! [`CudaBackend`]: one rank on one GPU.
 
+mod operators;
+
+pub use operators::{OperatorTime, StepTimes};
+
 use crate::blas::Blas;
 use crate::compile::Program;
 use crate::device::Stream;
 use crate::error::CudaError;
-use crate::fuse::{Step, fuse};
+use crate::few_rows::FewRows;
+use crate::fuse::{Fused, Step, fuse};
 use crate::gpu::Gpu;
 use crate::kernels::Queue;
 use crate::landing::{Landing, TURNS, turn};
@@ -13,7 +18,7 @@ use crate::launch::experts::Experts;
 use crate::launch::rope::CacheLayer;
 use crate::masks::Masks;
 use crate::memory::{Address, DeviceMem, Pinned};
-use crate::plan::{Plan, attend_heads, check_kv, check_model, experts_shape, work};
+use crate::plan::{COUNTS_BYTES, Plan, attend_heads, check_kv, check_model, experts_shape, work};
 use crate::record::{Capture, Recorded, not_built};
 use crate::sampler::Sampler;
 use crate::staging::Staging;
@@ -45,6 +50,8 @@ pub struct CudaBackend {
     expert_rows: ExpertRows,
     /// Free bytes before anything of it was taken; none once it was said what the driver took.
     free_at_start: Option<u64>,
+    /// Steps count the different experts that their rows choose, where they can.
+    counts_experts: bool,
     /// Whose calls the driver takes for this GPU.
     bound: Option<ThreadId>,
     gpu: Gpu,
@@ -60,6 +67,8 @@ pub(crate) struct Reserved {
     pub(crate) sampler: Option<Sampler>,
     pub(crate) attention: Attention,
     pub(crate) experts: DeviceMem,
+    /// How many different experts the rows of a step choose; 0 between steps.
+    counts: Option<DeviceMem>,
     cache: DeviceMem,  // [layers][keys, values][pages, kv_heads, page_size, head_dim]
     page_bytes: usize, // of one layer's keys
     host: Staging,
@@ -80,6 +89,7 @@ struct Flight {
     patience: Duration,
     sampled: usize,
     expert_rows: ExpertRows,
+    counts_experts: bool,
 }
 
 /// How this model's attention is computed.
@@ -101,7 +111,7 @@ impl CudaBackend {
             recordings: Vec::new(),
             took: Vec::new(),
             reserved: None,
-            blas: Blas::new(&gpu.cublaslt, &gpu.device)?,
+            blas: Blas::new(&gpu.cublaslt, &gpu.device, plan.sizes.order, gpu.cache.as_deref())?,
             weights: DeviceMem::new(&gpu.device, plan.sizes.weights)?,
             shelf: Shelf::new(plan.sizes.element),
             carrier: Some(Carrier::new(&gpu.device)?),
@@ -109,6 +119,7 @@ impl CudaBackend {
             plan: *plan,
             expert_rows: ExpertRows::default(),
             free_at_start: Some(free),
+            counts_experts: false,
             bound: Some(std::thread::current().id()),
             gpu,
         })
@@ -210,12 +221,15 @@ impl Backend for CudaBackend {
         self.bind()?;
         let reserved = self.reserved.as_ref().ok_or_else(|| early("record"))?;
         let (element, properties) = (self.shelf.element(), self.gpu.device.properties());
+        let order = self.plan.sizes.order;
         let shapes = recording.ops().iter().filter_map(|op| experts_shape(&recording, op, element));
         let mut programs: Vec<Program> =
-            shapes.flat_map(|shape| Experts::new(shape, properties).programs()).collect();
-        let steps = fuse(&recording, element, properties);
+            shapes.flat_map(|shape| Experts::in_order(shape, order, properties).programs()).collect();
+        let steps = fuse(&recording, element, order, properties);
         programs.extend(steps.iter().filter_map(|step| match step {
-            Step::Product(fused) => Some(fused.product.program(properties)),
+            Step::Product(Fused { product, .. }) => {
+                FewRows::choose(product, order, properties).map(|kernel| kernel.program(product, properties))
+            }
             _ => None,
         }));
         programs.sort();
@@ -226,6 +240,7 @@ impl Backend for CudaBackend {
             blas: &self.blas,
             shelf: &self.shelf,
             weights: self.weights.address(),
+            weights_bytes: self.weights.bytes(),
             reserved,
         };
         let recorded = capture.record(&recording, &steps)?;
@@ -249,12 +264,14 @@ impl Backend for CudaBackend {
         collectives: &dyn Collectives,
     ) -> Result<(), OpsError> {
         self.bind()?;
+        self.blas.report();
         let reserved = self.reserved.as_mut().ok_or_else(|| early("launch"))?;
         let recorded = self.recordings[recording].as_ref().expect("it was not given up");
         assert!(reserved.flights.len() < TURNS, "{TURNS} steps are in flight");
         reserved.assert_fits(recorded, inputs);
         let queue = Queue { kernels: &self.gpu.kernels, stream: &self.stream };
-        let launched = reserved.launch(&queue, (recording, recorded), inputs, collectives.patience());
+        let (patience, counts) = (collectives.patience(), self.counts_experts);
+        let launched = reserved.launch(&queue, (recording, recorded), inputs, (patience, counts));
         launched.map_err(|error| self.gpu.device.fail(error).into())
     }
 
@@ -277,6 +294,9 @@ impl Backend for CudaBackend {
         reserved.landing.read(flight.sequence, &mut results[..flight.sampled]);
         reserved.masks.mark_missing(flight.sequence, results);
         self.expert_rows = flight.expert_rows;
+        if flight.counts_experts {
+            self.expert_rows.distinct = reserved.landing.count(flight.sequence);
+        }
         self.say_driver_bytes().map_err(|error| self.gpu.device.fail(error).into())
     }
 
@@ -306,6 +326,10 @@ impl Backend for CudaBackend {
         true
     }
 
+    fn count_experts(&mut self, counts: bool) {
+        self.counts_experts = counts;
+    }
+
     fn expert_rows(&self) -> ExpertRows {
         self.expert_rows
     }
@@ -325,7 +349,7 @@ impl Reserved {
         queue: &Queue<'_>,
         (recording, recorded): (usize, &Recorded),
         inputs: &StepInputs<'_>,
-        patience: Duration,
+        (patience, counts): (Duration, bool),
     ) -> Result<(), CudaError> {
         let sequence = self.landing.next();
         self.host.take_turn(turn(sequence));
@@ -340,7 +364,8 @@ impl Reserved {
         }
         // SAFETY: this half of the staging buffer is not touched before the step was waited for.
         unsafe { self.staging.upload(queue.stream, 0, &self.host.bytes()[..used]) }?;
-        recorded.graph.launch(queue.stream)?;
+        let counting = recorded.counting.as_ref().filter(|_| counts);
+        counting.unwrap_or(&recorded.graph).launch(queue.stream)?;
         let rows = inputs.tokens.len() as u64;
         let (chosen, computed) = recorded.choices;
         self.flights.push_back(Flight {
@@ -349,7 +374,12 @@ impl Reserved {
             launched: Instant::now(),
             patience,
             sampled: if self.sampler.is_some() { inputs.out.len() } else { 0 },
-            expert_rows: ExpertRows { chosen: rows * chosen as u64, computed: rows * computed as u64 },
+            expert_rows: ExpertRows {
+                chosen: rows * chosen as u64,
+                computed: rows * computed as u64,
+                distinct: 0,
+            },
+            counts_experts: counting.is_some(),
         });
         Ok(())
     }
@@ -377,7 +407,7 @@ impl Reserved {
         let attention = Attention {
             heads,
             kernels: AttendKernels::new(properties, sizes.element, &heads),
-            work: work(reserve, properties, sizes.element),
+            work: work(reserve, properties, sizes.element, sizes.order),
             scratch: DeviceMem::new(device, sizes.attention)?,
         };
         // Counters start at 0, and every launch leaves them so.
@@ -398,6 +428,7 @@ impl Reserved {
             masks: Masks::new(reserve.top.out_rows),
             attention,
             experts: DeviceMem::new(device, sizes.experts)?,
+            counts: if sizes.counts > 0 { Some(zeros(stream, COUNTS_BYTES)?) } else { None },
             cache,
             page_bytes: sizes.page / (2 * reserve.layers.max(1)),
             reserve: reserve.clone(),
@@ -408,6 +439,14 @@ impl Reserved {
         reserved.cache.fill(stream, 0, reserved.cache.bytes(), 0)?;
         stream.wait()?;
         Ok(reserved)
+    }
+
+    /// Where experts are counted.
+    pub(crate) fn counts(&self) -> Result<Address, OpsError> {
+        let counts = self.counts.as_ref().map(DeviceMem::address);
+        counts.ok_or_else(|| {
+            OpsError::Memory("a recording counts experts and none was planned that does".into())
+        })
     }
 
     /// Keys and values of a layer.
@@ -481,6 +520,12 @@ const BASE_PROGRAMS: [&str; 10] = [
     "sample_finish",
     "sample_load",
 ];
+
+fn zeros(stream: &Stream, bytes: usize) -> Result<DeviceMem, CudaError> {
+    let memory = DeviceMem::new(stream.device(), bytes)?;
+    memory.fill(stream, 0, bytes, 0)?;
+    Ok(memory)
+}
 
 fn early(what: &str) -> OpsError {
     OpsError::Device(format!("{what} was called before reserve"))

@@ -41,9 +41,11 @@ impl Landing {
         queue: &Queue<'_>,
         header: Address,
         results: Address,
+        count: Option<Address>,
     ) -> Result<(), CudaError> {
+        let host = (self.memory.address(), self.stride);
         // SAFETY: the caller's.
-        unsafe { step::publish(queue, header, results, (self.memory.address(), self.stride)) }
+        unsafe { step::publish(queue, header, results, count.unwrap_or(Address::NULL), host) }
     }
 
     /// Waits for the end of a step of the stream. If that takes longer than `usual`, it asks the driver now and then
@@ -72,6 +74,15 @@ impl Landing {
 
     fn has_ended(&self, sequence: u32) -> bool {
         self.memory.word(turn(sequence) * LINE).load(Ordering::Acquire) == sequence
+    }
+
+    /// What a step that has ended and counts has counted, likewise.
+    pub fn count(&self, sequence: u32) -> u64 {
+        assert!(self.has_ended(sequence), "a count that is here");
+        let mut bytes = [0; 8];
+        // SAFETY: as in `read`.
+        unsafe { self.memory.read(turn(sequence) * LINE + COUNT, &mut bytes) };
+        u64::from_le_bytes(bytes)
     }
 
     /// Results of a step that has ended, before the next but one begins.
@@ -105,6 +116,8 @@ fn following(sequence: u32) -> u32 {
 pub(crate) const TURNS: usize = 2;
 /// `LINE` of kernels/step_end.cu: what is polled shares no line of a cache with anything.
 const LINE: usize = 128;
+/// Where in a line a count lies, behind the number.
+const COUNT: usize = 8;
 /// A GPU that failed is found this late at the most, however long its steps take.
 const ASK_EVERY_MAX: Duration = Duration::from_millis(50);
 
