@@ -48,8 +48,10 @@ pub struct CudaBackend {
     stream: Stream,
     plan: Plan,
     expert_rows: ExpertRows,
-    /// Free bytes before anything of it was taken; none once it was said what the driver took.
-    free_at_start: Option<u64>,
+    /// Free bytes before anything of it was taken.
+    free_at_start: u64,
+    /// It was said what the driver took.
+    is_measured: bool,
     /// Steps count the different experts that their rows choose, where they can.
     counts_experts: bool,
     /// Whose calls the driver takes for this GPU.
@@ -118,7 +120,8 @@ impl CudaBackend {
             stream: gpu.device.stream()?,
             plan: *plan,
             expert_rows: ExpertRows::default(),
-            free_at_start: Some(free),
+            free_at_start: free,
+            is_measured: false,
             counts_experts: false,
             bound: Some(std::thread::current().id()),
             gpu,
@@ -142,19 +145,24 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Says once what the driver took by itself: behind the first step, when code and graphs are there.
-    fn say_driver_bytes(&mut self) -> Result<(), CudaError> {
-        let Some(before) = self.free_at_start.take() else { return Ok(()) };
+    /// Bytes that the driver took by itself: of all that is gone since the start, what no plan has.
+    fn driver_bytes(&self, planned: usize) -> Result<u64, CudaError> {
         let (now, _) = self.gpu.device.memory()?;
-        let sizes = &self.plan.sizes;
-        let planned = (self.plan.total() - sizes.driver) as u64;
-        let taken = before.saturating_sub(now).saturating_sub(planned);
+        Ok(self.free_at_start.saturating_sub(now).saturating_sub(planned as u64))
+    }
+
+    /// Says once what that was: behind the first step, when code and graphs are there.
+    fn say_driver_bytes(&mut self) -> Result<(), CudaError> {
+        if std::mem::replace(&mut self.is_measured, true) {
+            return Ok(());
+        }
+        let taken = self.driver_bytes(self.plan.total() - self.plan.sizes.driver)?;
         let graphs: Vec<usize> = self.recordings.iter().flatten().map(|r| r.graph.nodes()).collect();
         let (count, nodes) = (graphs.len(), graphs.iter().sum::<usize>());
         tracing::info!(
             "the driver took {} MiB of GPU memory for code and {count} recordings of {nodes} nodes; {} MiB were kept for it",
             taken >> 20,
-            sizes.driver >> 20
+            self.plan.sizes.driver >> 20
         );
         Ok(())
     }
@@ -214,6 +222,8 @@ impl Backend for CudaBackend {
         let reserved = Reserved::new(&self.stream, &self.plan, reserve)?;
         self.gpu.load(&reserved.attention.kernels.programs())?;
         self.reserved = Some(reserved);
+        let taken = self.driver_bytes(self.plan.total() - self.plan.sizes.driver)?;
+        tracing::debug!("the driver took {} MiB of GPU memory before the first recording", taken >> 20);
         Ok(())
     }
 
