@@ -206,15 +206,14 @@ fn start_in(
 ) -> (Host, Arc<Driver>) {
     let gpu = Gpu::open(&options()).unwrap_or_else(|error| panic!("{error}"));
     let driver = Arc::clone(gpu.driver());
-    (start_on(gpu, order, setup, checkpoint, element).unwrap(), driver)
+    (start_on(gpu, (element, order), setup, checkpoint).unwrap(), driver)
 }
 
 fn start_on(
     gpu: Gpu,
-    order: SumOrder,
+    (element, order): (Element, SumOrder),
     setup: &Setup,
     checkpoint: &Arc<Checkpoint>,
-    element: Element,
 ) -> Result<Host, HostError> {
     let plan = plan(setup, checkpoint, (element, order), gpu.device().properties());
     let gpu = Mutex::new(Some(gpu));

@@ -10,6 +10,8 @@ use atom_rank::{Host, HostError};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
+const PLAIN: (Element, SumOrder) = (Element::F32, SumOrder::Fastest);
+
 /// Cases by name, with the part of a text that tells who found the fault.
 const CASES: &[(&str, fn())] = &[
     ("trap", || a_sticky_error_answers_everybody("trap_now", "(7")),
@@ -93,7 +95,7 @@ fn under_way(patience: Patience) -> (Host, [Pending; 2], Device) {
         Setup { poison: false, depth: 1, max_model_len: 4096, pages: 1200, patience, ..Setup::default() };
     let gpu = Gpu::open(&options()).unwrap();
     let device = gpu.device().clone();
-    let host = start_on(gpu, SumOrder::Fastest, &setup, &tiny("qwen3"), Element::F32).unwrap();
+    let host = start_on(gpu, PLAIN, &setup, &tiny("qwen3")).unwrap();
     greedy(&host, &[1, 2, 3], 8);
     let pending = [5, 6].map(|token| send(&host, request(&[token, 7], 4000, SamplingParams::greedy())));
     for pending in &pending {
@@ -141,7 +143,7 @@ fn memory_that_is_not_there_is_named() {
     let (setup, checkpoint) = (Setup { poison: false, depth: 1, ..Setup::default() }, tiny("qwen3"));
     let gpu = Gpu::open(&options()).unwrap();
     let device = gpu.device().clone();
-    let plan = plan(&setup, &checkpoint, (Element::F32, SumOrder::Fastest), device.properties());
+    let plan = plan(&setup, &checkpoint, PLAIN, device.properties());
     let least = plan.sizes.fixed() + 2 * plan.sizes.page;
     let (free, total) = device.memory().unwrap();
     // Shares of the memory that are too small, and too large for what others leave.
@@ -153,15 +155,14 @@ fn memory_that_is_not_there_is_named() {
     println!("  others have the memory: {error}");
     assert!(matches!(error, CudaError::Memory(_)), "{error}");
     // A plan that was made before they came.
-    let error = start_on(gpu, SumOrder::Fastest, &setup, &checkpoint, Element::F32).err().unwrap();
+    let error = start_on(gpu, PLAIN, &setup, &checkpoint).err().unwrap();
     println!("  planned before others came: {error}");
     assert!(matches!(error, HostError::Rank { .. }) && error.to_string().contains("are free"), "{error}");
     let too_much = DeviceMem::new(&device, total as usize).err().unwrap();
     assert!(too_much.is_out_of_memory() && too_much.to_string().contains(&total.to_string()), "{too_much}");
     // Nothing of that is a failure of the GPU.
     drop(others);
-    let host = start_on(Gpu::open(&options()).unwrap(), SumOrder::Fastest, &setup, &checkpoint, Element::F32)
-        .unwrap();
+    let host = start_on(Gpu::open(&options()).unwrap(), PLAIN, &setup, &checkpoint).unwrap();
     assert_eq!(greedy(&host, &[1, 2, 3], 8).len(), 8);
 }
 
