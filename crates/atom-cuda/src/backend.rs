@@ -12,7 +12,7 @@ use crate::few_rows::FewRows;
 use crate::fuse::{Fused, Step, fuse};
 use crate::gpu::Gpu;
 use crate::kernels::Queue;
-use crate::landing::{Landing, TURNS, turn};
+use crate::landing::{Landing, Pace, TURNS, turn};
 use crate::launch::attend::{AttendHeads, AttendKernels};
 use crate::launch::experts::Experts;
 use crate::launch::rope::CacheLayer;
@@ -38,8 +38,7 @@ use std::time::{Duration, Instant};
 pub struct CudaBackend {
     // Fields are dropped in order: graphs before what they work on.
     recordings: Vec<Option<Recorded>>,
-    /// How long each took when it was replayed last; 0 before.
-    took: Vec<Duration>,
+    paces: Vec<Pace>,
     reserved: Option<Reserved>,
     blas: Blas,
     weights: DeviceMem,
@@ -111,7 +110,7 @@ impl CudaBackend {
         gpu.load(&BASE_PROGRAMS.map(Program::plain))?;
         Ok(Self {
             recordings: Vec::new(),
-            took: Vec::new(),
+            paces: Vec::new(),
             reserved: None,
             blas: Blas::new(&gpu.cublaslt, &gpu.device, plan.sizes.order, gpu.cache.as_deref())?,
             weights: DeviceMem::new(&gpu.device, plan.sizes.weights)?,
@@ -255,11 +254,11 @@ impl Backend for CudaBackend {
         };
         let recorded = capture.record(&recording, &steps)?;
         if let Some(free) = self.recordings.iter().position(Option::is_none) {
-            (self.recordings[free], self.took[free]) = (Some(recorded), Duration::ZERO);
+            (self.recordings[free], self.paces[free]) = (Some(recorded), Pace::default());
             return Ok(free);
         }
         self.recordings.push(Some(recorded));
-        self.took.push(Duration::ZERO);
+        self.paces.push(Pace::default());
         Ok(self.recordings.len() - 1)
     }
 
@@ -296,11 +295,10 @@ impl Backend for CudaBackend {
             // What it waited for says nothing of how long it takes.
             begun = Instant::now();
         }
-        let usual = ASK_AFTER.max(2 * self.took[flight.recording]);
-        let limit = flight.patience.saturating_sub(begun.elapsed());
-        reserved.landing.wait(&self.stream, flight.sequence, (usual, limit))?;
+        let pace = &mut self.paces[flight.recording];
+        reserved.landing.wait(&self.stream, flight.sequence, (*pace, begun), flight.patience)?;
         reserved.landed = Instant::now();
-        self.took[flight.recording] = reserved.landed - begun;
+        *pace = pace.with(reserved.landed - begun);
         reserved.landing.read(flight.sequence, &mut results[..flight.sampled]);
         reserved.masks.mark_missing(flight.sequence, results);
         self.expert_rows = flight.expert_rows;
@@ -512,10 +510,6 @@ impl Reserved {
         assert!(inputs.spans.iter().all(|span| (span.slot.0 as usize) < reserve.slots), "slots");
     }
 }
-
-/// A step that takes longer than this, and twice as long as the last of its recording, has the driver asked whether
-/// something failed.
-const ASK_AFTER: Duration = Duration::from_millis(5);
 
 /// What every model needs.
 const BASE_PROGRAMS: [&str; 10] = [
