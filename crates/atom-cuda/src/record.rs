@@ -85,10 +85,10 @@ impl Capture<'_> {
         }
         let (weights, room) = ((self.weights, self.weights_bytes), &self.reserved.room);
         self.blas.choose_by_time(&products, &Operands { stream: self.queue.stream, weights, room })?;
-        let graph = scene.capture(steps)?;
+        let graph = scene.capture(steps, true)?;
         let counting = if recording.counts_experts() {
             scene.counts = Some(self.reserved.counts()?);
-            Some(scene.capture(steps)?)
+            Some(scene.capture(steps, true)?)
         } else {
             None
         };
@@ -126,12 +126,13 @@ impl Capture<'_> {
         steps: &[Step<'_>],
         count: usize,
     ) -> Result<Graph, OpsError> {
-        self.scene(recording, steps).capture(&steps[..count])
+        self.scene(recording, steps).capture(&steps[..count], count == steps.len())
     }
 }
 
 impl Scene<'_> {
-    fn capture(&self, steps: &[Step<'_>]) -> Result<Graph, OpsError> {
+    /// `ends`: the host is told when all of it is done.
+    fn capture(&self, steps: &[Step<'_>], ends: bool) -> Result<Graph, OpsError> {
         Graph::capture(self.with.queue.stream, || {
             self.begin()?;
             steps.iter().try_for_each(|step| {
@@ -140,7 +141,7 @@ impl Scene<'_> {
                     other => other,
                 })
             })?;
-            self.end()
+            if ends { self.end() } else { Ok(()) }
         })
     }
 
@@ -155,7 +156,7 @@ impl Scene<'_> {
         let reserved = self.with.reserved;
         let results = reserved.sampler.as_ref().map_or(Address::NULL, |sampler| sampler.results());
         // SAFETY: results are for the reserve's out rows, as the landing is; kernels of sampling come before.
-        unsafe { reserved.landing.record(&self.with.queue, self.header(), results) }?;
+        unsafe { reserved.landing.record(&self.with.queue, self.header(), results, self.counts) }?;
         Ok(())
     }
 
