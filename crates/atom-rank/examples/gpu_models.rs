@@ -25,7 +25,8 @@ const CHECKS: &[(&str, fn())] = &[
     ("goldens", goldens_in_f32),
     ("bf16", bf16_is_near_and_poison_is_not_seen),
     ("sampling", sampled_tokens_are_those_of_the_cpu),
-    ("deterministic", bits::are_the_same_in_a_fixed_order),
+    ("deterministic", bits::of_golden_models_are_the_same_in_a_fixed_order),
+    ("shapes", bits::of_larger_shapes_are_the_same_in_a_fixed_order),
     ("otherwise", bits::differ_where_they_may),
     ("calls", a_steady_step_is_one_launch),
 ];
