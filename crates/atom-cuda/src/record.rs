@@ -65,20 +65,17 @@ impl Capture<'_> {
         if shape.rows > top.rows || shape.out_rows > top.out_rows || shape.lanes != top.lanes {
             return Err(OpsError::Memory(format!("{shape:?} was recorded, {top:?} was reserved for")));
         }
-        let places = Places::new(recording, steps, self.shelf.element());
-        if places.bytes > self.reserved.room.bytes() {
+        let mut scene = self.scene(recording, steps);
+        if scene.places.bytes > self.reserved.room.bytes() {
             return Err(OpsError::Memory(format!(
                 "a recording of {} rows needs {} bytes of buffers, {} were planned",
                 shape.rows,
-                places.bytes,
+                scene.places.bytes,
                 self.reserved.room.bytes()
             )));
         }
-        let properties = self.queue.stream.device().properties();
-        let layout =
-            Layout::new(&shape, &limits(reserve, properties, self.shelf.element(), self.blas.order()));
+        let layout = scene.layout;
         assert!(layout.end <= self.reserved.staging.bytes(), "the plan has room for every layout");
-        let mut scene = Scene { with: self, recording, places, layout, counts: None };
         // Choosing may load code and takes its time: not within a capture. The same walk, products only.
         let mut products = Vec::new();
         for step in steps {
@@ -108,6 +105,31 @@ impl Capture<'_> {
     }
 }
 
+impl Capture<'_> {
+    fn scene<'a>(&'a self, recording: &'a Recording, steps: &[Step<'_>]) -> Scene<'a> {
+        let properties = self.queue.stream.device().properties();
+        let limits = limits(&self.reserved.reserve, properties, self.shelf.element(), self.blas.order());
+        let places = Places::new(recording, steps, self.shelf.element());
+        Scene {
+            with: self,
+            recording,
+            places,
+            layout: Layout::new(&recording.shape(), &limits),
+            counts: None,
+        }
+    }
+
+    /// A graph of the first `count` steps only, of a recording that was kept.
+    pub(crate) fn first_steps(
+        &self,
+        recording: &Recording,
+        steps: &[Step<'_>],
+        count: usize,
+    ) -> Result<Graph, OpsError> {
+        self.scene(recording, steps).capture(&steps[..count])
+    }
+}
+
 impl Scene<'_> {
     fn capture(&self, steps: &[Step<'_>]) -> Result<Graph, OpsError> {
         Graph::capture(self.with.queue.stream, || {
@@ -117,7 +139,8 @@ impl Scene<'_> {
                     OpsError::Weights(what) => OpsError::Weights(format!("{}: {what}", step.name())),
                     other => other,
                 })
-            })
+            })?;
+            self.end()
         })
     }
 
@@ -125,6 +148,14 @@ impl Scene<'_> {
         let (updates, tables) = (self.staged(self.layout.updates), self.with.reserved.tables.address());
         // SAFETY: replays write as many entries as the header says, each within the tables.
         unsafe { step::update_tables(&self.with.queue, self.header(), updates, tables) }?;
+        Ok(())
+    }
+
+    fn end(&self) -> Result<(), OpsError> {
+        let reserved = self.with.reserved;
+        let results = reserved.sampler.as_ref().map_or(Address::NULL, |sampler| sampler.results());
+        // SAFETY: results are for the reserve's out rows, as the landing is; kernels of sampling come before.
+        unsafe { reserved.landing.record(&self.with.queue, self.header(), results) }?;
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 use crate::args::{DTypeArg, Device, EngineArgs};
 use crate::source::cache_home;
+use crate::step_bench::{Observed, Workshop};
 use anyhow::{Context, Result, bail, ensure};
 use atom_base::{Mesh, Seat};
 use atom_cuda::{CudaBackend, Element, Gpu, GpuOptions, Plan, Search, Sizer, Sizes, SumOrder};
@@ -154,16 +155,21 @@ fn sizes(gpu: &Gpu, wanted: &Wanted<'_>) -> Result<Sizes> {
     Ok(sizer.sizes(&reserve))
 }
 
-/// Gives the GPU to the one rank that there is.
+/// Gives the GPU to the one rank that there is, which can be asked to take steps apart if there is a workshop.
 pub(crate) fn backend(
     gpu: Gpu,
     plan: Plan,
+    workshop: Option<Arc<Workshop>>,
 ) -> impl Fn(&Seat) -> Result<Box<dyn Backend>, OpsError> + Send + Sync + 'static {
     let gpu = Mutex::new(Some(gpu));
     move |_| {
         let gpu = gpu.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         let gpu = gpu.ok_or_else(|| OpsError::Device("the GPU was given to a rank before".into()))?;
-        Ok(Box::new(CudaBackend::new(gpu, &plan)?) as Box<dyn Backend>)
+        let backend = CudaBackend::new(gpu, &plan)?;
+        Ok(match &workshop {
+            None => Box::new(backend) as Box<dyn Backend>,
+            Some(workshop) => Box::new(Observed::new(backend, Arc::clone(workshop))),
+        })
     }
 }
 

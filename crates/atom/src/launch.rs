@@ -4,6 +4,7 @@
 use crate::args::{DummyType, EngineArgs, IsaArg, KvCacheDType, LoadBalanceArg, MoeExchangeArg};
 use crate::cuda;
 use crate::models;
+use crate::step_bench::Workshop;
 use crate::steps;
 use crate::text::Text;
 use anyhow::{Context, Result, bail, ensure};
@@ -47,6 +48,16 @@ pub(crate) struct Ranks {
     end_tokens: Vec<TokenId>,
 }
 
+/// What ranks are started with besides.
+#[derive(Default)]
+struct Extras<'a> {
+    /// The tokenizer's; the configuration may know more.
+    end_tokens: &'a [TokenId],
+    /// Recordings can count the experts of a step.
+    counts: bool,
+    workshop: Option<Arc<Workshop>>,
+}
+
 /// A checkpoint that was found, and where it shall be computed.
 struct Opened {
     name: String,
@@ -77,7 +88,11 @@ pub(crate) fn launch_with(args: &EngineArgs, policy: Policy) -> Result<Running> 
         text.tokenizer.vocab_size(),
         checkpoint.config().vocab_size
     );
-    let ranks = opened.start(args, (text.tokenizer.end_tokens(), false), policy)?;
+    let ranks = opened.start(
+        args,
+        Extras { end_tokens: text.tokenizer.end_tokens(), ..Extras::default() },
+        policy,
+    )?;
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
     Ok(Running {
         host: ranks.host,
@@ -89,12 +104,17 @@ pub(crate) fn launch_with(args: &EngineArgs, policy: Policy) -> Result<Running> 
     })
 }
 
-/// As [`launch`] does, for token ids: needs no tokenizer. The ranks of a mixture can count experts.
-pub(crate) fn launch_ranks(args: &EngineArgs) -> Result<Ranks> {
+/// As [`launch`] does, for token ids: needs no tokenizer. The ranks of a mixture can count experts. A GPU's rank can be
+/// asked to take steps apart if there is a workshop.
+pub(crate) fn launch_ranks(args: &EngineArgs, workshop: Option<Arc<Workshop>>) -> Result<Ranks> {
     let policy = policy(args, mesh(args)?.lanes_per_group())?;
     let opened = Opened::new(args)?;
-    let is_mixture = opened.checkpoint.config().moe.is_some();
-    opened.start(args, (&[], is_mixture), policy)
+    ensure!(
+        workshop.is_none() || opened.gpu.is_some(),
+        "--operators takes steps of a GPU apart, and this is a CPU; leave it out"
+    );
+    let counts = opened.checkpoint.config().moe.is_some();
+    opened.start(args, Extras { end_tokens: &[], counts, workshop }, policy)
 }
 
 impl Opened {
@@ -106,14 +126,8 @@ impl Opened {
         Ok(Self { name, checkpoint, gpu, start })
     }
 
-    /// `end_tokens` are the tokenizer's; the configuration may know more. If it `counts`, recordings can count the
-    /// experts of a step.
-    fn start(
-        self,
-        args: &EngineArgs,
-        (end_tokens, counts): (&[TokenId], bool),
-        policy: Policy,
-    ) -> Result<Ranks> {
+    fn start(self, args: &EngineArgs, extras: Extras<'_>, policy: Policy) -> Result<Ranks> {
+        let Extras { end_tokens, counts, workshop } = extras;
         let Self { name, checkpoint, gpu, start } = self;
         tracing::info!("{name}: {}", checkpoint.description());
         refuse_unused_layers(&checkpoint)?;
@@ -126,13 +140,17 @@ impl Opened {
         };
         let (mut config, plan) = host_config(args, &checkpoint, (end_tokens, counts), &target, policy)?;
         config.link = link(args, &config, &checkpoint)?;
+        if workshop.is_some() {
+            // A rank that takes a step apart is not late.
+            config.patience.min = TAKEN_APART_WITHIN;
+        }
         let layout = layout(&config, &target);
         let end_tokens = config.scheduler.eos.to_vec();
         let progress = progress(config.mesh.ranks());
         let planned = plan.as_ref().map(ToString::to_string);
         let host = match (target, plan) {
             (Target::Cuda(gpu, _), Some(plan)) => {
-                Host::start(&config, &checkpoint, cuda::backend(*gpu, plan), progress)?
+                Host::start(&config, &checkpoint, cuda::backend(*gpu, plan, workshop), progress)?
             }
             (Target::Cpu(threads), _) => {
                 Host::start(&config, &checkpoint, cpu_backend(args, &threads), progress)?
@@ -559,6 +577,8 @@ fn progress(ranks: usize) -> Arc<Progress> {
 const RESTARTS_MAX: u32 = 3;
 /// Hosts are started by hand or by a scheduler that may take its time.
 const MEET_WITHIN: Duration = Duration::from_secs(300);
+/// Some hundred graphs, each captured and launched some times.
+const TAKEN_APART_WITHIN: Duration = Duration::from_secs(600);
 /// Of the weights, that hosts compare.
 const WEIGHT_BYTES_COMPARED: usize = 1 << 20;
 /// Looks at a peer's number before sleeping: some microseconds.

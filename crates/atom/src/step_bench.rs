@@ -4,9 +4,11 @@
 
 mod experts;
 mod meter;
+mod operators;
 mod report;
 mod scenarios;
 
+pub(crate) use operators::{Observed, Workshop};
 pub(crate) use scenarios::{Load, Part};
 
 use crate::args::EngineArgs;
@@ -18,10 +20,12 @@ use atom_rank::StepRecord;
 use clap::{ArgMatches, Args};
 use experts::{ExpertsRead, Mixture};
 use meter::{Meter, Wave};
+use operators::Operators;
 use report::{Figure, Report, Steps, Unit};
 use scenarios::Scenario;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Measure the step loop of a model in this process, without HTTP and without text.
 ///
@@ -72,6 +76,11 @@ pub(crate) struct StepBenchFlags {
     #[arg(long, value_enum, value_name = "KIND,..", value_delimiter = ',')]
     only: Vec<Part>,
 
+    /// Requests that decode in a step that is taken apart, at --context: what its operators take, and what share of a
+    /// copy's speed they read weights, keys and values at. On a GPU only. [default: none is]
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    operators: Vec<usize>,
+
     /// Steps of every batch of --decode that are timed.
     #[arg(long, value_name = "N", default_value_t = 100)]
     steps: usize,
@@ -104,7 +113,7 @@ struct Bench<'a> {
 /// Measures what was asked for; `given` is where the flags come from.
 pub(crate) fn run(mut flags: StepBenchFlags, given: &ArgMatches) -> Result<()> {
     let started = Instant::now();
-    let scenarios = flags.scenarios()?;
+    let (scenarios, apart) = (flags.scenarios()?, flags.taken_apart());
     if let Some(path) = &flags.json {
         // Before the work, not after it: a path that can't be written is known now.
         let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
@@ -112,13 +121,15 @@ pub(crate) fn run(mut flags: StepBenchFlags, given: &ArgMatches) -> Result<()> {
     }
     ensure!(flags.engine.nodes == 1, "bench step measures the ranks of one process; leave out --nodes");
     if given.value_source("max_num_seqs") != Some(clap::parser::ValueSource::CommandLine) {
-        let most = scenarios.iter().map(|scenario| scenario.requests(1).requests).max().unwrap_or(1);
+        let all = scenarios.iter().chain(&apart);
+        let most = all.map(|scenario| scenario.requests(1).requests).max().unwrap_or(1);
         flags.engine.max_num_seqs = flags.engine.max_num_seqs.max(u32::try_from(most)?);
     }
-    let ranks = launch_ranks(&flags.engine)?;
+    let workshop = (!apart.is_empty()).then(Arc::<Workshop>::default);
+    let ranks = launch_ranks(&flags.engine, workshop.clone())?;
     let start_s = started.elapsed().as_secs_f64();
     let rows_max = ranks.layout.step_rows.last().map_or(1, |&rows| rows as usize);
-    for scenario in &scenarios {
+    for scenario in scenarios.iter().chain(&apart) {
         scenario.check(ranks.host.limits(), ranks.layout.page_size, rows_max)?;
     }
     let meter = Meter::new(&ranks.host, flags.engine.seed.unwrap_or(0));
@@ -133,8 +144,13 @@ pub(crate) fn run(mut flags: StepBenchFlags, given: &ArgMatches) -> Result<()> {
         figures.push(figure);
     }
     let steps = steps(&ranks).since(&before);
+    let apart = apart.iter().map(|scenario| {
+        let workshop = workshop.as_ref().expect("there is one if a step is taken apart");
+        bench.take_apart(workshop, scenario).with_context(|| format!("--operators, {}", scenario.name()))
+    });
     let report = Report {
         atom: env!("CARGO_PKG_VERSION"),
+        operators: apart.collect::<Result<_>>()?,
         model: ranks.name,
         description: ranks.checkpoint.description(),
         device: ranks.layout.device,
@@ -163,10 +179,9 @@ impl StepBenchFlags {
         for (flag, count) in counts {
             ensure!(count > 0, "{flag} 0 measures nothing; use 1 or more");
         }
-        let numbers =
-            self.first.iter().map(|n| ("--first", n)).chain(self.decode.iter().map(|n| ("--decode", n)));
-        for (flag, &number) in numbers {
-            ensure!(number > 0, "{flag} 0 measures nothing; use 1 or more");
+        let lists = [("--first", &self.first), ("--decode", &self.decode), ("--operators", &self.operators)];
+        for (flag, list) in lists {
+            ensure!(!list.contains(&0), "{flag} 0 measures nothing; use 1 or more");
         }
         let is_asked = |part| self.only.is_empty() || self.only.contains(&part);
         let mut scenarios = Vec::new();
@@ -195,6 +210,12 @@ impl StepBenchFlags {
         Ok(scenarios)
     }
 
+    /// Steps that are taken apart.
+    fn taken_apart(&self) -> Vec<Scenario> {
+        let decode = |&batch| Scenario::Decode { batch, context: self.context, steps: 1 };
+        self.operators.iter().map(decode).collect()
+    }
+
     fn figure(&self, bench: &mut Bench<'_>, scenario: &Scenario) -> Result<Figure> {
         let load = scenario.requests(bench.rows_max);
         let (unit, seen) = match *scenario {
@@ -219,7 +240,8 @@ impl StepBenchFlags {
                 (Unit::TokensEachSecond, (0..self.load_repeats).map(once).collect::<Result<_>>()?)
             }
         };
-        let experts = bench.experts(Load { answer: load.answer.min(COUNTED_ANSWER), ..load })?;
+        let experts =
+            bench.experts(Load { answer: load.answer.min(COUNTED_ANSWER), ..load }, |steps| steps)?;
         Ok(Figure { experts, ..Figure::new(scenario.name(), unit, seen) })
     }
 }
@@ -248,25 +270,46 @@ impl Bench<'_> {
             wave.hear(|tracks| tracks[0].times.len() >= until || tracks[0].has_ended)?;
             host.count_experts(false);
         }
-        let (mut seen, _) = host.stop_profile().context("a profile was begun")?;
+        let (seen, _) = host.stop_profile().context("a profile was begun")?;
         self.meter.end(wave)?;
-        seen.retain(|step| step.lane == LaneId(0));
-        let full = seen.iter().map(|step| step.decode_rows).max().unwrap_or(0);
-        seen.retain(|step| step.decode_rows == full && step.prefill_rows == 0);
-        let experts = self.mixture.and_then(|mixture| mixture.read(&seen));
-        seen.retain(|step| step.distinct_experts == 0);
+        let seen = decoding(seen);
+        let mut experts = self.mixture.and_then(|mixture| mixture.read(&seen));
+        if experts.is_none() {
+            // A model so small that its requests had ended before anybody asked.
+            experts = self.experts(load, decoding)?;
+        }
+        let timed = seen.into_iter().filter(|step| step.distinct_experts == 0);
         // The first may have been planned before the last prompt was computed.
-        let seen: Vec<StepRecord> = seen.into_iter().skip(STEPS_DROPPED).take(steps + 1).collect();
+        let timed: Vec<StepRecord> = timed.skip(STEPS_DROPPED).take(steps + 1).collect();
         let is_whole =
-            seen.len() == steps + 1 && seen.windows(2).all(|pair| pair[0].step.0 + 1 == pair[1].step.0);
+            timed.len() == steps + 1 && timed.windows(2).all(|pair| pair[0].step.0 + 1 == pair[1].step.0);
         ensure!(
             is_whole,
             "{} of {} steps in a row had all of the {} requests: the KV cache is too small for them",
-            seen.len(),
+            timed.len(),
             steps + 1,
             load.requests
         );
-        Ok((seen, experts))
+        Ok((timed, experts))
+    }
+
+    /// A step in which all requests of a batch decode, taken apart.
+    fn take_apart(&mut self, workshop: &Workshop, scenario: &Scenario) -> Result<Operators> {
+        let load = scenario.requests(self.rows_max);
+        let experts_read = self.mixture.map_or(0.0, |mixture| mixture.expected(load.requests as u32));
+        workshop.ask(load.requests, experts_read);
+        let mut wave = self.meter.together(load)?;
+        wave.hear(|tracks| tracks.iter().all(|track| !track.times.is_empty()))?;
+        let start = Instant::now();
+        let times = loop {
+            if let Some(times) = workshop.take() {
+                break times?;
+            }
+            ensure!(start.elapsed() < SILENCE_MAX, "no step came in which all {} decode", load.requests);
+            self.meter.look()?;
+        };
+        self.meter.end(wave)?;
+        Ok(Operators::new((load.requests, load.prompt), times))
     }
 
     /// A wave that ran to its end.
@@ -277,8 +320,12 @@ impl Bench<'_> {
         Ok(wave)
     }
 
-    /// The experts that the steps of a wave read, of a mixture.
-    fn experts(&mut self, load: Load) -> Result<Option<ExpertsRead>> {
+    /// The experts that those steps of a wave read that are `meant`, of a mixture.
+    fn experts(
+        &mut self,
+        load: Load,
+        meant: impl Fn(Vec<StepRecord>) -> Vec<StepRecord>,
+    ) -> Result<Option<ExpertsRead>> {
         let Some(mixture) = self.mixture else { return Ok(None) };
         let host = self.meter.host();
         ensure!(host.start_profile(), "somebody else records a profile");
@@ -286,7 +333,7 @@ impl Bench<'_> {
         self.finished(load)?;
         host.count_experts(false);
         let (seen, _) = host.stop_profile().context("a profile was begun")?;
-        Ok(mixture.read(&seen))
+        Ok(mixture.read(&meant(seen)))
     }
 
     /// Computes one prompt of every length, and some tokens behind it.
@@ -297,6 +344,14 @@ impl Bench<'_> {
         }
         Ok(())
     }
+}
+
+/// Steps of the first lane in which nobody computes a prompt and as many decode as in any of them.
+fn decoding(mut steps: Vec<StepRecord>) -> Vec<StepRecord> {
+    steps.retain(|step| step.lane == LaneId(0));
+    let full = steps.iter().map(|step| step.decode_rows).max().unwrap_or(0);
+    steps.retain(|step| step.decode_rows == full && step.prefill_rows == 0);
+    steps
 }
 
 /// Of all lanes since start.
@@ -324,6 +379,8 @@ impl Steps {
     }
 }
 
+/// Until a step is taken apart.
+const SILENCE_MAX: Duration = Duration::from_secs(120);
 /// Steps of a batch that are not timed, at its beginning.
 const STEPS_DROPPED: usize = 2;
 /// More of them at its end: tokens come from another thread than the records of steps.

@@ -35,7 +35,7 @@ impl Mixture {
         Some(Self { layers, experts: moe.experts, top_k: moe.top_k })
     }
 
-    fn expected(&self, rows: u32) -> f64 {
+    pub(super) fn expected(&self, rows: u32) -> f64 {
         let experts = self.experts as f64;
         experts * (1.0 - (1.0 - self.top_k as f64 / experts).powf(f64::from(rows)))
     }

@@ -97,7 +97,8 @@ impl<'a> Meter<'a> {
         self.settle()
     }
 
-    fn look(&self) -> Result<()> {
+    /// Waits a little; an error if a rank was lost.
+    pub(super) fn look(&self) -> Result<()> {
         if let Some(fault) = self.host.health().fault {
             bail!("a rank was lost: {fault}");
         }

@@ -1,6 +1,7 @@
 //! Figures, as a table for people and as JSON for programs.
 
 use super::experts::ExpertsRead;
+use super::operators::Operators;
 use serde::Serialize;
 use std::fmt;
 
@@ -19,6 +20,7 @@ pub(super) struct Report {
     pub(super) start_s: f64,
     pub(super) figures: Vec<Figure>,
     pub(super) steps: Steps,
+    pub(super) operators: Vec<Operators>,
 }
 
 /// A measured figure: the median of what was seen, and how far it spread.
@@ -102,7 +104,8 @@ impl fmt::Display for Report {
             "\n{} steps, {:.1}% of them replays; {rows} rows and {padding_rows} of padding; {preempted} preemptions",
             replays + eager,
             100.0 * self.steps.replay_share()
-        )
+        )?;
+        self.operators.iter().try_for_each(|operators| operators.fmt(f))
     }
 }
 
@@ -127,8 +130,17 @@ mod tests {
         ];
         let steps = Steps { replays: 3, eager: 1, rows: 7, padding_rows: 9, preempted: 0 };
         let (model, description, device) = ("m".to_owned(), "d".to_owned(), "a device".to_owned());
-        let report =
-            Report { atom: "1.2.3", model, description, device, plan: None, start_s: 2.0, figures, steps };
+        let report = Report {
+            atom: "1.2.3",
+            model,
+            description,
+            device,
+            plan: None,
+            start_s: 2.0,
+            figures,
+            steps,
+            operators: vec![],
+        };
         let text = report.to_string();
         for part in ["atom 1.2.3 on a device", "1.235 ms", "402600 tok/s", "4 steps, 75.0% of them replays"] {
             assert!(text.contains(part), "{part} is not in {text}");
