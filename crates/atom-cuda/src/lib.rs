@@ -48,7 +48,7 @@ pub use blas::{Blas, Product};
 pub use compile::{Compiler, Program};
 pub use cudarc::driver::sys::{CUtensorMapDataType as MapElement, CUtensorMapSwizzle as MapSwizzle};
 pub use device::{Device, Event, Properties, Stream};
-pub use element::Element;
+pub use element::{Element, KvElement};
 pub use error::CudaError;
 pub use gate::{Gate, GateAt};
 pub use gpu::{Gpu, GpuOptions};
