@@ -25,23 +25,36 @@ __device__ __forceinline__ float synthetic(u64 index, u32 k0, u32 k1, double off
     return (float)__dadd_rn(offset, __dmul_rn((double)x, scale));
 }
 
-/// out[r, c] = element `first + r * stride + c`
+/// out[r, c] = element `first + r * stride + c`, divided by `divisor`
 template <typename T>
 __device__ __forceinline__ void make(T* out, u64 rows, u64 cols, u64 first, u64 stride, u32 k0, u32 k1, double offset,
-                                     double scale) {
+                                     double scale, float divisor) {
     for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < rows * cols; i += (u64)gridDim.x * blockDim.x) {
-        out[i] = From<T>::of(synthetic(first + i / cols * stride + i % cols, k0, k1, offset, scale));
+        float x = synthetic(first + i / cols * stride + i % cols, k0, k1, offset, scale);
+        out[i] = From<T>::of(__fdiv_rn(x, divisor));
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) synthetic_bf16(bf16* out, u64 rows, u64 cols, u64 first, u64 stride,
-                                                                 u32 k0, u32 k1, double offset, double scale) {
-    make(out, rows, cols, first, stride, k0, k1, offset, scale);
-}
-extern "C" __global__ void __launch_bounds__(256) synthetic_f32(float* out, u64 rows, u64 cols, u64 first, u64 stride,
-                                                                u32 k0, u32 k1, double offset, double scale) {
-    make(out, rows, cols, first, stride, k0, k1, offset, scale);
-}
+// Codes of FP8 want compute capability 8.9.
+#if __CUDA_ARCH__ >= 890
+#include "e4m3.cuh"
+
+template <> struct From<e4m3> {
+    static __device__ __forceinline__ e4m3 of(float x) { return to_e4m3(x); }
+};
+#endif
+
+#define SYNTHETIC(NAME, T)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(256)                                                                 \
+        synthetic_##NAME(T* out, u64 rows, u64 cols, u64 first, u64 stride, u32 k0, u32 k1, double offset,            \
+                         double scale, float divisor) {                                                              \
+        make(out, rows, cols, first, stride, k0, k1, offset, scale, divisor);                                        \
+    }
+SYNTHETIC(bf16, bf16)
+SYNTHETIC(f32, float)
+#if __CUDA_ARCH__ >= 890
+SYNTHETIC(e4m3, e4m3)
+#endif
 
 #include "rows.cuh"
 

@@ -81,12 +81,13 @@ impl CudaBackend {
     pub fn new(mut gpu: Gpu, plan: &Plan) -> Result<Self, OpsError> {
         gpu.device.bind()?;
         gpu.load(&BASE_PROGRAMS.map(Program::plain))?;
+        let stays = crate::fp8::stays(plan.sizes.element, gpu.device.properties());
         Ok(Self {
             recordings: Vec::new(),
             reserved: None,
             blas: Blas::new(&gpu.cublaslt, &gpu.device)?,
             weights: DeviceMem::new(&gpu.device, plan.sizes.weights)?,
-            shelf: Shelf::new(plan.sizes.element),
+            shelf: Shelf::new(plan.sizes.element, stays),
             carrier: Some(Carrier::new(&gpu.device)?),
             stream: gpu.device.stream()?,
             plan: *plan,
@@ -162,6 +163,9 @@ impl Backend for CudaBackend {
             carrier.finish()?;
         }
         self.shelf.close();
+        for (reason, count) in self.shelf.expanded() {
+            tracing::warn!("{count} FP8 matrices are expanded to {:?}: {reason}", self.shelf.element());
+        }
         let reserved = Reserved::new(&self.stream, &self.plan, reserve)?;
         self.gpu.load(&reserved.attention.kernels.programs())?;
         self.reserved = Some(reserved);

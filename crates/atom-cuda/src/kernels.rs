@@ -31,7 +31,7 @@ macro_rules! headers {
 }
 
 headers! {
-    "dependent.cuh" "experts_choices.cuh" "hopper.cuh" "hopper_attend.cuh" "rows.cuh" "sample.cuh" "sample_search.cuh" "stream.cuh"
+    "dependent.cuh" "e4m3.cuh" "experts_choices.cuh" "hopper.cuh" "hopper_attend.cuh" "rows.cuh" "sample.cuh" "sample_search.cuh" "stream.cuh"
 }
 
 macro_rules! sources {

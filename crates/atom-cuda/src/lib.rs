@@ -17,6 +17,7 @@ mod compile;
 mod device;
 mod element;
 mod error;
+mod fp8;
 mod fuse;
 mod gpu;
 mod graph;
@@ -42,6 +43,7 @@ pub use cudarc::driver::sys::{CUtensorMapDataType as MapElement, CUtensorMapSwiz
 pub use device::{Device, Event, Properties, Stream};
 pub use element::Element;
 pub use error::CudaError;
+pub use fp8::Fp8Form;
 pub use gpu::{Gpu, GpuOptions};
 pub use graph::Graph;
 pub use kernels::{Kernels, Queue, SOURCES, Source};

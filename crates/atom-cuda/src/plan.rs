@@ -73,7 +73,7 @@ pub struct Plan {
 impl Sizer {
     /// For a model in `element` on such a GPU.
     pub fn new(element: Element, properties: &Properties) -> Self {
-        let shelf = Shelf::new(element);
+        let shelf = Shelf::new(element, crate::fp8::stays(element, properties));
         Self { properties: properties.clone(), shelf, experts: 0, room: 0, staging: 0, recordings: 0 }
     }
 

@@ -200,7 +200,7 @@ impl Scene<'_> {
     }
 
     fn product(&self, x: Buf, weight: Weight, out: Buf) -> Result<(Product, Address), OpsError> {
-        let Loaded::Matrix { outputs, inputs, at } = self.with.shelf.loaded(weight)? else {
+        let Loaded::Matrix { outputs, inputs, at, .. } = self.with.shelf.loaded(weight)? else {
             return Err(OpsError::Weights(format!("{weight:?} is no matrix")));
         };
         equal("inputs", inputs, self.spec(x).width)?;
@@ -244,7 +244,7 @@ impl Scene<'_> {
 
     fn fused(&self, fused: &Fused) -> Result<(), OpsError> {
         let &Fused { x, norm, weight, bias, out, ref product } = fused;
-        let Loaded::Matrix { outputs, inputs, at } = self.with.shelf.loaded(weight)? else {
+        let Loaded::Matrix { outputs, inputs, at, .. } = self.with.shelf.loaded(weight)? else {
             return Err(OpsError::Weights(format!("{weight:?} is no matrix")));
         };
         equal("inputs", inputs, product.inputs)?;
@@ -364,7 +364,7 @@ impl Scene<'_> {
         let hidden = self.spec(x).width;
         self.same_type(x, out)?;
         let experts = |weight, wanted: (usize, usize)| match self.with.shelf.loaded(weight)? {
-            Loaded::Experts { held, outputs, inputs, at } => {
+            Loaded::Experts { held, outputs, inputs, at, .. } => {
                 equal("experts", held, spec.held)?;
                 equal("outputs of an expert", outputs, wanted.0)?;
                 equal("inputs of an expert", inputs, wanted.1)?;

@@ -137,6 +137,11 @@ impl Scales {
         &self.values
     }
 
+    /// See [`Tensor::scale_block`].
+    pub(crate) fn block(&self) -> ([usize; 2], usize) {
+        (self.block, self.first_row)
+    }
+
     /// Those of the rows from `row` on.
     pub(crate) fn starting_at_row(&self, row: usize) -> Self {
         Self { first_row: self.first_row + row, ..self.clone() }
@@ -222,7 +227,7 @@ fn is_scale(dtype: DType) -> bool {
 }
 
 /// The nearest code, ties to the even one; beyond the largest value, that one.
-pub(crate) fn nearest(value: f32) -> u8 {
+pub fn nearest(value: f32) -> u8 {
     let sign = u8::from(value.is_sign_negative()) << 7;
     if value.is_nan() {
         return sign | NAN;
