@@ -60,6 +60,13 @@ sources! {
         &["ROWS_MAX=8", "RUN=3", "WARPS=8", "RING_KB=106", "NORM=0", "OUT=2"],
         &["ROWS_MAX=16", "RUN=6", "WARPS=4", "RING_KB=60", "NORM=1", "OUT=3"],
     ];
+    "linear_small_fp8" &[
+        &["ROWS_MAX=1", "RUN=4", "WARPS=8", "RING_KB=111", "GROUPS=0", "OUT=0"],
+        &["ROWS_MAX=2", "RUN=1", "WARPS=8", "RING_KB=111", "GROUPS=1", "OUT=1"],
+        &["ROWS_MAX=8", "RUN=3", "WARPS=8", "RING_KB=106", "GROUPS=0", "OUT=2"],
+        &["ROWS_MAX=16", "RUN=6", "WARPS=8", "RING_KB=88", "GROUPS=1", "OUT=3"],
+    ];
+    "quantise" &[&["HELD=2", "GROUPS=0"], &["HELD=2", "GROUPS=1"], &["HELD=4", "GROUPS=0"], &["HELD=4", "GROUPS=1"]];
     "attend_simple" &[&[]];
     "attend_split" &[&["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"], &["WIDTH=128", "SMALL_SHARED"]];
     "attend_tiles" &[&["WIDTH=64"], &["WIDTH=96"], &["WIDTH=128"], &["WIDTH=256"]];
