@@ -1,10 +1,11 @@
 //! [`CudaBackend`]: one rank on one GPU.
 
 use crate::blas::Blas;
+use crate::blas_fp8::Fp8Blas;
 use crate::compile::Program;
 use crate::device::{Event, Stream};
 use crate::error::CudaError;
-use crate::fuse::{Step, fuse};
+use crate::fuse::{FusedFp8, Step, fuse};
 use crate::gpu::Gpu;
 use crate::kernels::Queue;
 use crate::launch::attend::{AttendHeads, AttendKernels};
@@ -30,6 +31,7 @@ pub struct CudaBackend {
     // Fields are dropped in order: graphs before what they work on.
     recordings: Vec<Option<Recorded>>,
     reserved: Option<Reserved>,
+    fp8_blas: Fp8Blas,
     blas: Blas,
     weights: DeviceMem,
     shelf: Shelf,
@@ -46,6 +48,7 @@ pub struct CudaBackend {
 pub(crate) struct Reserved {
     pub(crate) reserve: Reserve,
     pub(crate) room: DeviceMem,
+    pub(crate) quantised: DeviceMem,
     pub(crate) staging: DeviceMem,
     pub(crate) tables: DeviceMem,
     pub(crate) frequencies: DeviceMem,
@@ -85,6 +88,7 @@ impl CudaBackend {
         Ok(Self {
             recordings: Vec::new(),
             reserved: None,
+            fp8_blas: Fp8Blas::default(),
             blas: Blas::new(&gpu.cublaslt, &gpu.device)?,
             weights: DeviceMem::new(&gpu.device, plan.sizes.weights)?,
             shelf: Shelf::new(plan.sizes.element, stays),
@@ -179,17 +183,24 @@ impl Backend for CudaBackend {
         let shapes = recording.ops().iter().filter_map(|op| experts_shape(&recording, op, element));
         let mut programs: Vec<Program> =
             shapes.flat_map(|shape| Experts::new(shape, properties).programs()).collect();
-        let steps = fuse(&recording, element, properties);
-        programs.extend(steps.iter().filter_map(|step| match step {
-            Step::Product(fused) => Some(fused.product.program(properties)),
-            _ => None,
-        }));
+        let steps = fuse(&recording, element, |weight| self.shelf.codes(weight), properties);
+        for step in &steps {
+            match step {
+                Step::Product(fused) => programs.push(fused.product.program(properties)),
+                Step::Fp8(FusedFp8 { product, .. }) => {
+                    programs.push(product.quantised().program());
+                    programs.extend(product.is_small().then(|| product.program(properties)));
+                }
+                Step::Op(_) | Step::Norm { .. } => {}
+            }
+        }
         programs.sort();
         programs.dedup();
         self.gpu.load(&programs)?;
         let capture = Capture {
             queue: Queue { kernels: &self.gpu.kernels, stream: &self.stream },
             blas: &self.blas,
+            fp8_blas: &self.fp8_blas,
             shelf: &self.shelf,
             weights: self.weights.address(),
             reserved,
@@ -302,6 +313,7 @@ impl Reserved {
         let pinned = || Pinned::new(device, sizes.staging);
         let reserved = Self {
             room: DeviceMem::new(device, sizes.room)?,
+            quantised: DeviceMem::new(device, sizes.quantised)?,
             staging: DeviceMem::new(device, sizes.staging)?,
             tables: DeviceMem::new(device, sizes.tables)?,
             frequencies: DeviceMem::new(device, frequencies.len())?,
@@ -341,6 +353,7 @@ impl Reserved {
     fn poison(&mut self, stream: &Stream, inputs: &StepInputs<'_>) -> Result<(), CudaError> {
         self.host.poison();
         self.room.fill(stream, 0, self.room.bytes(), 0xff)?;
+        self.quantised.fill(stream, 0, self.quantised.bytes(), 0xff)?;
         let page_size = self.reserve.page_size;
         // The first row of a page comes when it is fresh: what it held is nobody's.
         let fresh = inputs.cache_rows.iter().filter(|&&row| (row as usize).is_multiple_of(page_size));

@@ -69,6 +69,19 @@ impl Blas {
         Ok(())
     }
 
+    pub(crate) fn library(&self) -> &Arc<CublasLt> {
+        &self.library
+    }
+
+    pub(crate) fn handle(&self) -> lt::cublasLtHandle_t {
+        self.handle
+    }
+
+    /// [`WORKSPACE_BYTES`] of it.
+    pub(crate) fn workspace(&self) -> Address {
+        self.workspace.address()
+    }
+
     /// Queues a product, choosing first if nobody did.
     ///
     /// # Safety
@@ -252,7 +265,7 @@ impl Drop for Preference<'_> {
     }
 }
 
-fn data_type(element: Element) -> lt::cudaDataType {
+pub(crate) fn data_type(element: Element) -> lt::cudaDataType {
     match element {
         Element::F32 => lt::cudaDataType::CUDA_R_32F,
         Element::BF16 => lt::cudaDataType::CUDA_R_16BF,

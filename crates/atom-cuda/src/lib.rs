@@ -12,6 +12,7 @@
 mod api;
 mod backend;
 mod blas;
+mod blas_fp8;
 mod buffers;
 mod compile;
 mod device;
@@ -38,6 +39,7 @@ mod work;
 pub use api::{CublasLt, Driver, Nvrtc};
 pub use backend::CudaBackend;
 pub use blas::{Blas, Product};
+pub use blas_fp8::Fp8Blas;
 pub use compile::{Compiler, Program};
 pub use cudarc::driver::sys::{CUtensorMapDataType as MapElement, CUtensorMapSwizzle as MapSwizzle};
 pub use device::{Device, Event, Properties, Stream};

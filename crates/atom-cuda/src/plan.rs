@@ -4,7 +4,7 @@ use crate::buffers::Places;
 use crate::device::Properties;
 use crate::element::Element;
 use crate::error::CudaError;
-use crate::fuse::fuse;
+use crate::fuse::{Step, fuse};
 use crate::launch::attend::{AttendHeads, AttendKernels};
 use crate::launch::experts::{Experts, ExpertsShape};
 use crate::launch::rope::head_dim_max;
@@ -26,6 +26,7 @@ pub struct Sizer {
     shelf: Shelf,
     experts: usize,
     room: usize,
+    quantised: usize,
     staging: usize,
     recordings: usize,
 }
@@ -39,6 +40,8 @@ pub struct Sizes {
     pub weights: usize,
     /// Buffers of the largest recording.
     pub room: usize,
+    /// Inputs of a product as FP8 codes with scales.
+    pub quantised: usize,
     /// What a step uploads.
     pub staging: usize,
     /// What a step brings back.
@@ -74,7 +77,8 @@ impl Sizer {
     /// For a model in `element` on such a GPU.
     pub fn new(element: Element, properties: &Properties) -> Self {
         let shelf = Shelf::new(element, crate::fp8::stays(element, properties));
-        Self { properties: properties.clone(), shelf, experts: 0, room: 0, staging: 0, recordings: 0 }
+        let properties = properties.clone();
+        Self { properties, shelf, experts: 0, room: 0, quantised: 0, staging: 0, recordings: 0 }
     }
 
     /// Takes a recording into account; `reserve` is what [`Backend::reserve`] will get (its pages don't matter).
@@ -83,7 +87,13 @@ impl Sizer {
     /// The model has a size that no kernel takes: [`CudaError::Unsupported`] with the numbers.
     pub fn add(&mut self, recording: &Recording, reserve: &Reserve) -> Result<(), CudaError> {
         check_model(reserve)?;
-        let steps = fuse(recording, self.shelf.element(), &self.properties);
+        let codes = |weight| self.shelf.codes(weight);
+        let steps = fuse(recording, self.shelf.element(), codes, &self.properties);
+        let quantised = steps.iter().filter_map(|step| match step {
+            Step::Fp8(fused) => Some(fused.product.quantised().bytes()),
+            Step::Op(_) | Step::Norm { .. } | Step::Product(_) => None,
+        });
+        self.quantised = self.quantised.max(quantised.max().unwrap_or(0));
         self.room = self.room.max(Places::new(recording, &steps, self.shelf.element()).bytes);
         let limits = limits(reserve, &self.properties, self.shelf.element());
         self.staging = self.staging.max(Layout::new(&recording.shape(), &limits).end);
@@ -105,6 +115,7 @@ impl Sizer {
             element,
             weights: self.shelf.used(),
             room: self.room,
+            quantised: self.quantised,
             staging: self.staging,
             results: out_rows * RESULT_BYTES,
             tables: 4 * reserve.slots * reserve.pages_per_sequence,
@@ -123,9 +134,11 @@ impl Sizes {
     /// Bytes that do not depend on the number of pages.
     pub fn fixed(&self) -> usize {
         let Self { weights, room, staging, results, tables, sampling, .. } = *self;
-        let Self { loads, attention, experts, workspace, driver, .. } = *self;
-        let parts =
-            [weights, room, staging, results, tables, sampling, loads, attention, experts, workspace, driver];
+        let Self { loads, attention, experts, workspace, driver, quantised, .. } = *self;
+        let parts = [
+            weights, room, staging, results, tables, sampling, loads, attention, experts, workspace, driver,
+            quantised,
+        ];
         parts.map(rounded).iter().sum()
     }
 
@@ -164,7 +177,7 @@ impl fmt::Display for Plan {
             mib(s.weights),
             self.pages,
             mib(self.pages * s.page),
-            mib(s.room),
+            mib(s.room + s.quantised),
             mib(s.sampling + s.loads),
             mib(s.staging + s.results + s.tables),
             mib(s.workspace + s.attention + s.experts),

@@ -2,16 +2,20 @@
 
 use crate::backend::Reserved;
 use crate::blas::{Blas, Product};
+use crate::blas_fp8::Fp8Blas;
 use crate::buffers::Places;
 use crate::element::Element;
 use crate::error::CudaError;
-use crate::fuse::{Fused, Step};
+use crate::fp8::Stored;
+use crate::fuse::{Fused, FusedFp8, Step};
 use crate::graph::Graph;
 use crate::kernels::Queue;
 use crate::launch::attend::{self, AttendScratch, AttendStep, TileMaps};
 use crate::launch::experts::{Experts, ExpertsArrays, ExpertsMaps, ExpertsPath};
-use crate::launch::linear_small::{self, SmallOperands};
+use crate::launch::linear_fp8::{self, Fp8Operands};
+use crate::launch::linear_small::{self, SmallOperands, SmallOut};
 use crate::launch::norm::{self, HeadWidths, NORM_WIDTH_MAX, NormOf, NormWeight};
+use crate::launch::quantise;
 use crate::launch::rope::{self, HeadNorms, Heads, Places as RowPlaces};
 use crate::launch::route::{self, EXPERTS_MAX, TOP_K_MAX};
 use crate::launch::rows::{self, RowExtent};
@@ -38,6 +42,7 @@ pub(crate) struct Recorded {
 pub(crate) struct Capture<'a> {
     pub(crate) queue: Queue<'a>,
     pub(crate) blas: &'a Blas,
+    pub(crate) fp8_blas: &'a Fp8Blas,
     pub(crate) shelf: &'a Shelf,
     pub(crate) weights: Address,
     pub(crate) reserved: &'a Reserved,
@@ -74,8 +79,14 @@ impl Capture<'_> {
         let scene = Scene { with: self, recording, places, layout };
         // Choosing may load code and takes its time: not within a capture. The same walk, products only.
         for step in steps {
-            if let Step::Op(&Op::Linear { x, weight, out, .. }) = *step {
-                self.blas.choose(scene.product(x, weight, out)?.0)?;
+            match *step {
+                Step::Op(&Op::Linear { x, weight, out, .. }) => {
+                    self.blas.choose(scene.product(x, weight, out)?.0)?;
+                }
+                Step::Fp8(FusedFp8 { ref product, .. }) if !product.is_small() => {
+                    self.fp8_blas.choose(self.blas, product)?;
+                }
+                _ => {}
             }
         }
         let graph = Graph::capture(self.queue.stream, || {
@@ -113,6 +124,7 @@ impl Scene<'_> {
             Step::Op(op) => self.op(op),
             Step::Norm { x, weight, eps, out } => self.norm_rows(x, weight, eps, out),
             Step::Product(ref fused) => self.fused(fused),
+            Step::Fp8(ref fused) => self.fp8(fused),
         }
     }
 
@@ -200,8 +212,9 @@ impl Scene<'_> {
     }
 
     fn product(&self, x: Buf, weight: Weight, out: Buf) -> Result<(Product, Address), OpsError> {
-        let Loaded::Matrix { outputs, inputs, at, .. } = self.with.shelf.loaded(weight)? else {
-            return Err(OpsError::Weights(format!("{weight:?} is no matrix")));
+        let Loaded::Matrix { outputs, inputs, at, stored: Stored::Plain } = self.with.shelf.loaded(weight)?
+        else {
+            return Err(OpsError::Weights(format!("{weight:?} is no matrix of plain numbers")));
         };
         equal("inputs", inputs, self.spec(x).width)?;
         equal("outputs", outputs, self.spec(out).width)?;
@@ -244,8 +257,9 @@ impl Scene<'_> {
 
     fn fused(&self, fused: &Fused) -> Result<(), OpsError> {
         let &Fused { x, norm, weight, bias, out, ref product } = fused;
-        let Loaded::Matrix { outputs, inputs, at, .. } = self.with.shelf.loaded(weight)? else {
-            return Err(OpsError::Weights(format!("{weight:?} is no matrix")));
+        let Loaded::Matrix { outputs, inputs, at, stored: Stored::Plain } = self.with.shelf.loaded(weight)?
+        else {
+            return Err(OpsError::Weights(format!("{weight:?} is no matrix of plain numbers")));
         };
         equal("inputs", inputs, product.inputs)?;
         equal("outputs", outputs, product.outputs)?;
@@ -262,6 +276,55 @@ impl Scene<'_> {
         };
         // SAFETY: see `op`.
         unsafe { linear_small::multiply(&self.with.queue, product, operands, self.real(x)) }?;
+        Ok(())
+    }
+
+    /// Inputs become codes, by a norm if there is one, and are multiplied with the weights'.
+    fn fp8(&self, fused: &FusedFp8) -> Result<(), OpsError> {
+        let &FusedFp8 { x, norm, weight, bias, out, ref product } = fused;
+        let Loaded::Matrix { outputs, inputs, at, stored: Stored::Fp8 { form, scales } } =
+            self.with.shelf.loaded(weight)?
+        else {
+            return Err(OpsError::Weights(format!("{weight:?} is no matrix of FP8")));
+        };
+        equal("inputs", inputs, product.inputs)?;
+        equal("outputs", outputs, product.outputs)?;
+        assert_eq!(form, product.form, "the form that the step was made for");
+        let wanted = if norm.is_some() { Element::F32 } else { Element::BF16 };
+        if self.element(x) != wanted {
+            return Err(OpsError::Weights(format!("{x:?} is not {wanted:?}, which is quantised")));
+        }
+        let (queue, shape, real) = (&self.with.queue, product.quantised(), self.real(x));
+        let quantised = shape.at(self.with.reserved.quantised.address());
+        // SAFETY: see `op`; the plan has room for the largest product's codes.
+        unsafe {
+            match norm {
+                None => quantise::rows(queue, &shape, self.at(x), quantised, real),
+                Some((weight, eps)) => {
+                    let norm = self.norm(x, weight, eps)?;
+                    quantise::normed_rows(queue, &shape, self.at(x), norm, quantised, real)
+                }
+            }
+        }?;
+        let operands = Fp8Operands {
+            weight: self.with.weights.plus(at),
+            weight_scales: self.with.weights.plus(scales),
+            bias: bias.map_or(Ok(Address::NULL), |bias| self.vector(bias, outputs))?,
+            x: quantised,
+            out: self.at(out),
+        };
+        if product.is_small() {
+            // SAFETY: see `op`.
+            unsafe { linear_fp8::multiply_few(queue, product, operands, real) }?;
+            return Ok(());
+        }
+        // SAFETY: see `op`; buffers and codes have room for rows by 4.
+        unsafe { self.with.fp8_blas.multiply(self.with.blas, queue.stream, product, &operands) }?;
+        if bias.is_some() {
+            let element = if product.out == SmallOut::F32 { Element::F32 } else { Element::BF16 };
+            // SAFETY: see `op`.
+            unsafe { step::add_bias(queue, element, operands.out, operands.bias, outputs, self.real(out)) }?;
+        }
         Ok(())
     }
 

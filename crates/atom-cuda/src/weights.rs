@@ -100,6 +100,14 @@ impl Shelf {
         found.ok_or_else(|| OpsError::Weights(format!("{weight:?} was never loaded")))
     }
 
+    /// How a matrix of FP8 codes is scaled; `None` for all else.
+    pub(crate) fn codes(&self, weight: Weight) -> Option<Fp8Form> {
+        match self.loaded.get(weight.0 as usize) {
+            Some(Loaded::Matrix { stored: Stored::Fp8 { form, .. }, .. }) => Some(*form),
+            _ => None,
+        }
+    }
+
     pub(crate) fn matrix(&mut self, parts: &[Slice]) -> Result<(Weight, Option<Delivery>), OpsError> {
         let (outputs, inputs) = stacked(parts)?;
         let choice = fp8::choose(parts, self.fp8);
