@@ -283,7 +283,7 @@ impl Carrier {
         let stride = slice.tensor.cols() as u64;
         let first = recipe.first + slice.rows.start as u64 * stride + slice.cols.start as u64;
         // The scale of a made-up tensor's codes is the same for all of them.
-        let divisor = slice.tensor.scales().map_or(1.0, |_| slice.tensor.scale_at(0, 0).0);
+        let of_codes = slice.tensor.scales().map_or(0.0, |_| slice.tensor.scale_at(0, 0).0);
         let args: [Arg<'_>; 10] = [
             out.into(),
             (slice.rows.len() as u64).into(),
@@ -294,7 +294,7 @@ impl Carrier {
             recipe.key[1].into(),
             Arg::Long(recipe.offset.to_bits()),
             Arg::Long(recipe.scale.to_bits()),
-            divisor.into(),
+            of_codes.into(),
         ];
         let queue = Queue { kernels, stream: &self.stream };
         let elements = slice.rows.len() * slice.cols.len();

@@ -103,6 +103,11 @@ impl Fp8Scales {
         }
     }
 
+    /// The usual shape of scales of a matrix.
+    pub(crate) fn shape(self, rows: usize, cols: usize) -> Vec<usize> {
+        self.shapes(rows, cols).remove(0)
+    }
+
     /// Never of no height or width, though a matrix may have none.
     fn block(self, rows: usize, cols: usize) -> [usize; 2] {
         let sides = match self {
