@@ -180,7 +180,7 @@ impl Backend for CudaBackend {
         self.bind()?;
         let reserved = self.reserved.as_ref().ok_or_else(|| early("record"))?;
         let (element, properties) = (self.shelf.element(), self.gpu.device.properties());
-        let shapes = recording.ops().iter().filter_map(|op| experts_shape(&recording, op, element));
+        let shapes = recording.ops().iter().filter_map(|op| experts_shape(&recording, op, &self.shelf));
         let mut programs: Vec<Program> =
             shapes.flat_map(|shape| Experts::new(shape, properties).programs()).collect();
         let steps = fuse(&recording, element, |weight| self.shelf.codes(weight), properties);

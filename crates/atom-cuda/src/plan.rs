@@ -97,8 +97,7 @@ impl Sizer {
         self.room = self.room.max(Places::new(recording, &steps, self.shelf.element()).bytes);
         let limits = limits(reserve, &self.properties, self.shelf.element());
         self.staging = self.staging.max(Layout::new(&recording.shape(), &limits).end);
-        let experts =
-            recording.ops().iter().filter_map(|op| experts_shape(recording, op, self.shelf.element()));
+        let experts = recording.ops().iter().filter_map(|op| experts_shape(recording, op, &self.shelf));
         let bytes = experts.map(|shape| Experts::new(shape, &self.properties).workspace_bytes()).max();
         self.experts = self.experts.max(bytes.unwrap_or(0));
         self.recordings += recording.ops().len();
@@ -242,8 +241,8 @@ pub(crate) fn sample_memory(reserve: &Reserve) -> SampleMemory {
 }
 
 /// The shape of an operator of experts, `None` for others.
-pub(crate) fn experts_shape(recording: &Recording, op: &Op, element: Element) -> Option<ExpertsShape> {
-    let Op::Experts { x, spec, .. } = op else { return None };
+pub(crate) fn experts_shape(recording: &Recording, op: &Op, shelf: &Shelf) -> Option<ExpertsShape> {
+    let Op::Experts { x, gate_up, spec, .. } = op else { return None };
     let (shape, buffer) = (recording.shape(), recording.buffers()[usize::from(x.0)]);
     let lanes = if buffer.extent == Extent::GroupRows { shape.lanes } else { 1 };
     Some(ExpertsShape {
@@ -254,7 +253,8 @@ pub(crate) fn experts_shape(recording: &Recording, op: &Op, element: Element) ->
         held: spec.held,
         hidden: buffer.width,
         width: spec.width,
-        element,
+        element: shelf.element(),
+        fp8: shelf.codes(*gate_up),
     })
 }
 

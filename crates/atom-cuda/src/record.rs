@@ -426,22 +426,36 @@ impl Scene<'_> {
         };
         let hidden = self.spec(x).width;
         self.same_type(x, out)?;
+        let shape = experts_shape(self.recording, op, self.with.shelf).expect("called for experts");
+        let weights = self.with.weights;
         let experts = |weight, wanted: (usize, usize)| match self.with.shelf.loaded(weight)? {
-            Loaded::Experts { held, outputs, inputs, at, .. } => {
+            Loaded::Experts { held, outputs, inputs, at, stored } => {
                 equal("experts", held, spec.held)?;
                 equal("outputs of an expert", outputs, wanted.0)?;
                 equal("inputs of an expert", inputs, wanted.1)?;
-                Ok(self.with.weights.plus(at))
+                match (stored, shape.fp8) {
+                    (Stored::Plain, None) => Ok((weights.plus(at), Address::NULL)),
+                    (Stored::Fp8 { form, scales }, Some(wanted)) if form == wanted => {
+                        Ok((weights.plus(at), weights.plus(scales)))
+                    }
+                    (found, wanted) => Err(OpsError::Weights(format!(
+                        "a layer's gate and up are {wanted:?} and its down is {found:?}; a GPU takes both in FP8 with \
+                         scales of one form, or neither"
+                    ))),
+                }
             }
             _ => Err(OpsError::Weights(format!("{weight:?} is no layer's experts"))),
         };
         let real = self.real(x);
+        let (gate_up, gate_up_scales) = experts(gate_up, (2 * spec.width, hidden))?;
+        let (down, down_scales) = experts(down, (hidden, spec.width))?;
         let arrays = ExpertsArrays {
             real_rows: real.counts,
             x: self.at(x),
             routes: self.at(routes),
-            gate_up: experts(gate_up, (2 * spec.width, hidden))?,
-            down: experts(down, (hidden, spec.width))?,
+            gate_up,
+            down,
+            scales: [gate_up_scales, down_scales],
             gated: self.at(gated),
             workspace: self.with.reserved.experts.address(),
             out: self.at(out),
@@ -449,10 +463,12 @@ impl Scene<'_> {
             sums,
         };
         let (queue, device) = (&self.with.queue, self.with.queue.stream.device());
-        let shape = experts_shape(self.recording, op, self.element(x)).expect("called for experts");
         let kernels = Experts::new(shape, device.properties());
         let maps = match kernels.path() {
             ExpertsPath::Grouped { cluster } => Some(ExpertsMaps::new(device, &shape, &arrays, cluster)?),
+            ExpertsPath::Fp8Grouped { cluster } => {
+                Some(ExpertsMaps::fp8(device, &kernels, &arrays, cluster)?)
+            }
             _ => None,
         };
         // SAFETY: see `op`.

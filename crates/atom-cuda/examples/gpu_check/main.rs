@@ -7,6 +7,7 @@
 mod attend;
 mod blas;
 mod experts;
+mod experts_fp8;
 mod fp8;
 mod fp8_bench;
 mod kit;
@@ -35,6 +36,7 @@ const FAMILIES: &[(&str, Checks)] = &[
     ("route", route::checks),
     ("attend", attend::checks),
     ("experts", experts::checks),
+    ("experts_fp8", experts_fp8::checks),
     ("sample", sample::checks),
 ];
 

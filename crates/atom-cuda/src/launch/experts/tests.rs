@@ -16,6 +16,7 @@ fn shape(rows: usize) -> ExpertsShape {
         hidden: 2048,
         width: 768,
         element,
+        fp8: None,
     }
 }
 
@@ -53,6 +54,7 @@ fn kernels_fit_into_the_shared_memory_of_each_gpu() {
                         assert_eq!(capability, (9, 0), "its instructions are of that capability only");
                         grouped_shared(cluster) as usize
                     }
+                    path => panic!("{path:?} is of FP8"),
                 };
                 assert!(used <= room as usize, "{used} of {room} for {shape:?}");
             }
@@ -77,4 +79,56 @@ fn parts_of_the_workspace_lie_apart() {
         assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{pair:?}");
     }
     assert_eq!(Experts::by(shape(8), ExpertsPath::Simple).workspace_bytes(), 0);
+}
+
+#[test]
+fn fp8_has_kernels_for_any_number_of_rows() {
+    let h200 = gpu((9, 0), 232_448);
+    for form in [Fp8Form::Channel, Fp8Form::Block] {
+        let path = |rows| Experts::new(ExpertsShape { fp8: Some(form), ..shape(rows) }, &h200).path();
+        for rows in [1, 8, 64] {
+            assert_eq!(path(rows), ExpertsPath::Fp8Few { depths: [6, 6] });
+        }
+        assert_eq!(path(65), ExpertsPath::Fp8Grouped { cluster: 1 });
+        assert_eq!(path(8192), ExpertsPath::Fp8Grouped { cluster: 2 });
+        for rows in [1, 8, 64, 65, 8192] {
+            for (hidden, width) in [(128, 128), (2048, 768), (7168, 2048)] {
+                let shape = ExpertsShape { hidden, width, fp8: Some(form), ..shape(rows) };
+                let used = match Experts::new(shape, &h200).path() {
+                    ExpertsPath::Fp8Few { depths } => {
+                        fp8::few_shared(&shape, depths).into_iter().max().unwrap_or(0)
+                    }
+                    ExpertsPath::Fp8Grouped { cluster } => fp8::grouped_shared(form, cluster) as usize,
+                    path => panic!("{path:?} is not of FP8"),
+                };
+                assert!(used <= 232_448, "{used} for {shape:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn quantised_inputs_of_fp8_have_their_own_room() {
+    for (form, groups) in [(Fp8Form::Channel, [1, 1]), (Fp8Form::Block, [16, 6])] {
+        for (rows, path) in
+            [(64, ExpertsPath::Fp8Few { depths: [6, 6] }), (8192, ExpertsPath::Fp8Grouped { cluster: 2 })]
+        {
+            let experts = Experts::by(ExpertsShape { fp8: Some(form), ..shape(rows) }, path);
+            let (w, choices) = (experts.workspace(), 8 * rows);
+            let (tile, y) = if rows == 64 { (8, 0) } else { (256, 2 * choices * 2048) };
+            let parts = [
+                (w.counts, 8),
+                (w.tiles, 16 * (128 + choices / tile)),
+                (w.slots, 4 * choices),
+                (w.histogram, 4 * rows.div_ceil(256) * 128),
+                (w.y, y),
+                (w.x, rows * 2048 + 4 * groups[0] * rows),
+                (w.gated, choices * 768 + 4 * groups[1] * choices),
+                (w.end, 0),
+            ];
+            for pair in parts.windows(2) {
+                assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{pair:?}");
+            }
+        }
+    }
 }
