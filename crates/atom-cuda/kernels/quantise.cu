@@ -24,6 +24,7 @@ struct Quantised {
     u8* codes;
     float* scales;
     u32 stride;
+    u32 in_turn; // the next kernel may start only when those before are done
 };
 
 /// Largest over the threads of a block, as block_sum is the sum.
@@ -91,8 +92,9 @@ __device__ __forceinline__ void quantise(const Chunk (&x)[HELD], u32 row, u32 wi
 
 extern "C" __global__ void __launch_bounds__(1024) quantise_bf16(const bf16* x, u32 width, Quantised out, Extent extent) {
     __shared__ u32 of_warps[2][32];
-    let_next_start();
+    if (!out.in_turn) let_next_start();
     wait_for_inputs();
+    if (out.in_turn) let_next_start();
     u32 turn = 0;
     for (u32 row = blockIdx.x; row < extent.capacity(); row += gridDim.x) {
         if (!extent.has(row)) continue;

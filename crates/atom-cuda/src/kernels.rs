@@ -31,7 +31,7 @@ macro_rules! headers {
 }
 
 headers! {
-    "dependent.cuh" "e4m3.cuh" "experts_choices.cuh" "experts_fp8.cuh" "hopper.cuh" "hopper_attend.cuh" "hopper_fp8.cuh" "rows.cuh" "sample.cuh" "sample_search.cuh" "stream.cuh"
+    "dependent.cuh" "e4m3.cuh" "experts_choices.cuh" "hopper.cuh" "hopper_attend.cuh" "hopper_fp8.cuh" "rows.cuh" "sample.cuh" "sample_search.cuh" "stream.cuh"
 }
 
 macro_rules! sources {
@@ -75,13 +75,7 @@ sources! {
     "experts_few" &[&["DEPTH=4"], &["DEPTH=6"]];
     "experts_small" &[&["ROW_TILES=1", "DEPTH=4"], &["ROW_TILES=2", "DEPTH=4"]];
     "experts_gemm" &[&["CLUSTER=1"], &["CLUSTER=2"]];
-    "experts_fp8_few" &[
-        &["SCALE_BLOCKS=0", "DEPTH=4"],
-        &["SCALE_BLOCKS=0", "DEPTH=6"],
-        &["SCALE_BLOCKS=1", "DEPTH=4"],
-        &["SCALE_BLOCKS=1", "DEPTH=6"],
-    ];
-    "experts_fp8_gemm" &[
+    "experts_fp8" &[
         &["SCALE_BLOCKS=0", "CLUSTER=1"],
         &["SCALE_BLOCKS=0", "CLUSTER=2"],
         &["SCALE_BLOCKS=1", "CLUSTER=1"],

@@ -466,9 +466,7 @@ impl Scene<'_> {
         let kernels = Experts::new(shape, device.properties());
         let maps = match kernels.path() {
             ExpertsPath::Grouped { cluster } => Some(ExpertsMaps::new(device, &shape, &arrays, cluster)?),
-            ExpertsPath::Fp8Grouped { cluster } => {
-                Some(ExpertsMaps::fp8(device, &kernels, &arrays, cluster)?)
-            }
+            ExpertsPath::Fp8 { cluster } => Some(ExpertsMaps::fp8(device, &kernels, &arrays, cluster)?),
             _ => None,
         };
         // SAFETY: see `op`.

@@ -58,13 +58,8 @@ pub enum ExpertsPath {
         /// Blocks that share their weights: 2 where products are the time, 1 where reading the weights is.
         cluster: usize,
     },
-    /// As `Few`, of FP8 weights, behind the plan.
-    Fp8Few {
-        /// Of the rings of the first and the second product.
-        depths: [usize; 2],
-    },
-    /// As `Grouped`, of FP8 weights.
-    Fp8Grouped {
+    /// As `Grouped`, of FP8 weights and for any number of rows.
+    Fp8 {
         /// As there.
         cluster: usize,
     },
@@ -151,7 +146,7 @@ impl Experts {
             ExpertsPath::Grouped { cluster } => {
                 vec![Program::plain("experts_plan"), grouped_program(cluster)]
             }
-            ExpertsPath::Fp8Few { .. } | ExpertsPath::Fp8Grouped { .. } => {
+            ExpertsPath::Fp8 { .. } => {
                 let mut programs = self.fp8_programs();
                 programs.push(Program::plain("experts_plan"));
                 programs
@@ -164,7 +159,7 @@ impl Experts {
         self.workspace().end
     }
 
-    /// Queues it. `maps` are needed by [`ExpertsPath::Grouped`] and [`ExpertsPath::Fp8Grouped`].
+    /// Queues it. `maps` are needed by [`ExpertsPath::Grouped`] and [`ExpertsPath::Fp8`].
     ///
     /// # Safety
     /// The arrays have the shape's sizes and live until the stream (each replay of a captured one) is done; the
@@ -185,10 +180,9 @@ impl Experts {
                     let maps = maps.expect("whoever records grouped products made their maps");
                     self.grouped(queue, arrays, maps, cluster)
                 }
-                ExpertsPath::Fp8Few { depths } => self.fp8_few(queue, arrays, depths),
-                ExpertsPath::Fp8Grouped { cluster } => {
+                ExpertsPath::Fp8 { cluster } => {
                     let maps = maps.expect("whoever records grouped products made their maps");
-                    self.fp8_grouped(queue, arrays, maps, cluster)
+                    self.fp8(queue, arrays, maps, cluster)
                 }
             }
         }
@@ -417,8 +411,7 @@ impl Experts {
             }
             ExpertsPath::Small { row_tiles, .. } => (8 * row_tiles, 4),
             ExpertsPath::Grouped { cluster } => (grouped_tile(cluster), 2),
-            ExpertsPath::Fp8Few { .. } => (8, 0),
-            ExpertsPath::Fp8Grouped { cluster } => (fp8::grouped_tile(cluster), 2),
+            ExpertsPath::Fp8 { cluster } => (fp8::tile(cluster), 2),
         };
         let quantised = s.fp8.map_or([0; 2], |_| self.quantised().map(|shape| shape.bytes()));
         let mut end = 0;
@@ -474,7 +467,7 @@ impl Workspace<usize> {
 impl ExpertsPath {
     fn choose(shape: &ExpertsShape, gpu: &Properties) -> Self {
         if shape.fp8.is_some() {
-            return Self::choose_fp8(shape, gpu.shared_bytes_max as usize);
+            return Self::Fp8 { cluster: fp8::cluster(shape) };
         }
         let is_even = shape.hidden.is_multiple_of(8) && shape.width.is_multiple_of(8);
         if shape.element == Element::F32 || !is_even || shape.held > HELD_MAX {

@@ -1,8 +1,6 @@
 //! Experts whose weights are FP8 codes: inputs of both products are quantised when they are there.
 
-use super::{
-    Experts, ExpertsArrays, ExpertsMaps, ExpertsPath, ExpertsShape, FEW_CHOICES, FEW_EACH, int, out_suffix,
-};
+use super::{Experts, ExpertsArrays, ExpertsMaps, ExpertsPath, ExpertsShape, int};
 use crate::compile::Program;
 use crate::device::Device;
 use crate::element::Element;
@@ -15,28 +13,12 @@ use crate::memory::Address;
 use crate::module::{Arg, Launch, TensorMap, Tiling};
 use crate::{MapElement, MapSwizzle};
 
-impl ExpertsPath {
-    /// For FP8 on compute capability 9.0, where alone weights stay codes.
-    pub(super) fn choose_fp8(shape: &ExpertsShape, room: usize) -> Self {
-        if let Some(depths) = few_depths(shape, room) {
-            return Self::Fp8Few { depths };
-        }
-        let is_read = shape.choices() <= GROUPED_READ * shape.held;
-        Self::Fp8Grouped { cluster: if is_read { 1 } else { 2 } }
-    }
-}
-
 impl Experts {
     /// What must be loaded beside the plan's program.
     pub(super) fn fp8_programs(&self) -> Vec<Program> {
         let (form, [x, gated]) = (self.form(), self.quantised());
-        let mut programs = vec![x.program(), gated.program()];
-        match self.path {
-            ExpertsPath::Fp8Few { depths } => programs.extend(depths.map(|depth| few_program(form, depth))),
-            ExpertsPath::Fp8Grouped { cluster } => programs.push(grouped_program(form, cluster)),
-            _ => unreachable!("{:?} is not of FP8", self.path),
-        }
-        programs
+        let ExpertsPath::Fp8 { cluster } = self.path else { unreachable!("{:?} is not of FP8", self.path) };
+        vec![x.program(), gated.program(), program(form, cluster)]
     }
 
     /// Shapes of the quantised inputs of the first and of the second product.
@@ -48,65 +30,7 @@ impl Experts {
         ]
     }
 
-    pub(super) unsafe fn fp8_few(
-        &self,
-        queue: &Queue<'_>,
-        a: &ExpertsArrays,
-        depths: [usize; 2],
-    ) -> Result<(), CudaError> {
-        let (s, form, w) = (&self.shape, self.form(), self.workspace().at(a.workspace));
-        let [x, gated] = self.inputs(a);
-        let [who0, who1, who2, who3, who4, who5] = self.choosers(a);
-        let launch = |bytes: usize| Launch::new(queue.processors(), 256).shared(bytes as u32).overlapping();
-        let [gate, down] = few_shared(s, depths).map(launch);
-        let (counts, tiles, slots): (Arg<'_>, Arg<'_>, Arg<'_>) =
-            (w.counts.into(), w.tiles.into(), w.slots.into());
-        let gate_args = [
-            x.codes.into(),
-            x.scales.into(),
-            a.gate_up.into(),
-            a.scales[0].into(),
-            a.gated.into(),
-            counts,
-            tiles,
-            slots,
-            int(s.hidden),
-            int(s.width),
-            int(s.rows()),
-            int(s.top_k),
-        ];
-        let down_args = [
-            gated.codes.into(),
-            gated.scales.into(),
-            a.routes.into(),
-            a.down.into(),
-            a.scales[1].into(),
-            a.out.into(),
-            counts,
-            tiles,
-            slots,
-            who0,
-            who1,
-            who2,
-            who3,
-            who4,
-            who5,
-            int(s.hidden),
-            int(s.width),
-            i32::from(a.sums).into(),
-        ];
-        // SAFETY: the caller's.
-        unsafe {
-            self.plan(queue, a, 8, 8)?;
-            self.quantise_x(queue, a, x)?;
-            queue.launch_of(&few_program(form, depths[0]), "experts_fp8_few_gate", gate, &gate_args)?;
-            self.quantise_gated(queue, a, w.counts, gated)?;
-            let name = format!("experts_fp8_few_down_{}", out_suffix(a.out_element));
-            queue.launch_of(&few_program(form, depths[1]), &name, down, &down_args)
-        }
-    }
-
-    pub(super) unsafe fn fp8_grouped(
+    pub(super) unsafe fn fp8(
         &self,
         queue: &Queue<'_>,
         a: &ExpertsArrays,
@@ -116,9 +40,11 @@ impl Experts {
         let (s, w) = (&self.shape, self.workspace().at(a.workspace));
         assert!(a.sums || a.out_element == Element::BF16, "single outputs of grouped products are bf16");
         let [x, gated] = self.inputs(a);
-        let blocks = queue.processors() / cluster as u32 * cluster as u32;
-        let launch = Launch::new(blocks, 384).shared(grouped_shared(self.form(), cluster)).overlapping();
-        let program = grouped_program(self.form(), cluster);
+        let blocks = if cluster == 2 { queue.processors() / 2 * 2 } else { 2 * queue.processors() };
+        let launch = Launch::new(blocks, 128 + 128 * cluster as u32)
+            .shared(shared(self.form(), cluster))
+            .overlapping();
+        let program = program(self.form(), cluster);
         let (counts, tiles, slots): (Arg<'_>, Arg<'_>, Arg<'_>) =
             (w.counts.into(), w.tiles.into(), w.slots.into());
         let y = if a.sums { w.y } else { a.out };
@@ -151,15 +77,16 @@ impl Experts {
         ];
         // SAFETY: the caller's.
         unsafe {
-            self.plan(queue, a, grouped_tile(cluster), 16)?;
+            self.plan(queue, a, tile(cluster), 16)?;
             self.quantise_x(queue, a, x)?;
-            queue.launch_of(&program, "experts_fp8_gemm_gate", launch, &gate_args)?;
+            queue.launch_of(&program, "experts_fp8_gate", launch, &gate_args)?;
             self.quantise_gated(queue, a, w.counts, gated)?;
-            queue.launch_of(&program, "experts_fp8_gemm_down", launch, &down_args)?;
+            queue.launch_of(&program, "experts_fp8_down", launch, &down_args)?;
             if a.sums { self.combine(queue, a, y, Element::BF16) } else { Ok(()) }
         }
     }
 
+    /// The first product's kernel reads the plan, which is made before, while x is quantised.
     unsafe fn quantise_x(
         &self,
         queue: &Queue<'_>,
@@ -169,7 +96,7 @@ impl Experts {
         let (s, [shape, _]) = (&self.shape, self.quantised());
         let real = RowExtent { counts: a.real_rows, lanes: s.lanes, lane_rows: s.lane_rows };
         // SAFETY: the caller's.
-        unsafe { quantise::rows(queue, &shape, a.x, to, real) }
+        unsafe { quantise::rows_in_turn(queue, &shape, a.x, to, real) }
     }
 
     /// Rows in sorted order, as many as the plan counted.
@@ -197,7 +124,7 @@ impl Experts {
 }
 
 impl ExpertsMaps {
-    /// For arrays of FP8 `experts`, see [`ExpertsPath::Fp8Grouped`].
+    /// For arrays of FP8 `experts`, see [`ExpertsPath::Fp8`].
     pub fn fp8(
         device: &Device,
         experts: &Experts,
@@ -234,44 +161,28 @@ fn blocks(form: Fp8Form) -> &'static str {
     }
 }
 
-fn few_program(form: Fp8Form, depth: usize) -> Program {
-    Program::with("experts_fp8_few", &[blocks(form), &format!("DEPTH={depth}")])
+fn program(form: Fp8Form, cluster: usize) -> Program {
+    Program::with("experts_fp8", &[blocks(form), &format!("CLUSTER={cluster}")])
 }
 
-fn grouped_program(form: Fp8Form, cluster: usize) -> Program {
-    Program::with("experts_fp8_gemm", &[blocks(form), &format!("CLUSTER={cluster}")])
+/// Blocks that share their weights: 2 where products are the time, 1 where reading the weights is.
+pub(super) fn cluster(shape: &ExpertsShape) -> usize {
+    if shape.choices() <= READ * shape.held { 1 } else { 2 }
 }
 
-/// Choices of a tile of `experts_fp8_gemm.cu`.
-pub(super) fn grouped_tile(cluster: usize) -> usize {
+/// Choices of a tile of `experts_fp8.cu`.
+pub(super) fn tile(cluster: usize) -> usize {
     if cluster == 2 { 256 } else { 64 }
 }
 
-/// Dynamic shared memory of `experts_fp8_gemm.cu`: stages, their scales, outputs on their way, barriers.
-pub(super) fn grouped_shared(form: Fp8Form, cluster: usize) -> u32 {
-    let (stages, share) = if cluster == 2 { (4, 128) } else { (5, 64) };
-    let scales = if form == Fp8Form::Block { 4 * share } else { 0 };
-    stages * ((256 + share) * 128 + scales + 16) + 18_432
+/// Dynamic shared memory of `experts_fp8.cu`: four stages with their scales and barriers, and outputs on their way. Two blocks
+/// without clusters fit on a multiprocessor.
+pub(super) fn shared(form: Fp8Form, cluster: usize) -> u32 {
+    let (weights, choices) = (128 * cluster as u32, 64 * cluster as u32);
+    let scales = if form == Fp8Form::Block { 4 * choices } else { 0 };
+    4 * ((weights + choices) * 128 + scales + 16) + 9216 * cluster as u32
 }
 
-/// Dynamic shared memory of the two kernels in `experts_fp8_few.cu`.
-pub(super) fn few_shared(shape: &ExpertsShape, depths: [usize; 2]) -> [usize; 2] {
-    let inputs = 8 * (shape.hidden.next_multiple_of(128) + 64);
-    [depths[0] * 17_408 + 8192 + inputs, depths[1] * 25_600 + 64 * shape.choices() + 8192]
-}
-
-/// Depths of the rings in `experts_fp8_few.cu`, if a shape is for it.
-fn few_depths(shape: &ExpertsShape, room: usize) -> Option<[usize; 2]> {
-    let is_read_once = shape.rows() <= 8 || shape.choices() <= FEW_EACH * shape.held;
-    if shape.choices() > FEW_CHOICES || !is_read_once {
-        return None;
-    }
-    let depth = |i: usize| (3..=FEW_DEPTH).rev().find(|&depth| few_shared(shape, [depth; 2])[i] <= room);
-    Some([depth(0)?, depth(1)?])
-}
-
-/// As in experts.rs.
-const FEW_DEPTH: usize = 6;
-
-/// Up to so many choices an expert, the time of grouped products is that of reading weights.
-const GROUPED_READ: usize = 64;
+/// Up to so many choices an expert, the time is that of reading weights: 224 us without and 236 us with clusters at 64 of them,
+/// see docs/performance/gpu-fp8-experts.md.
+const READ: usize = 64;

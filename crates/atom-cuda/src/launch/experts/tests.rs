@@ -86,42 +86,29 @@ fn fp8_has_kernels_for_any_number_of_rows() {
     let h200 = gpu((9, 0), 232_448);
     for form in [Fp8Form::Channel, Fp8Form::Block] {
         let path = |rows| Experts::new(ExpertsShape { fp8: Some(form), ..shape(rows) }, &h200).path();
-        for rows in [1, 8, 64] {
-            assert_eq!(path(rows), ExpertsPath::Fp8Few { depths: [6, 6] });
+        for rows in [1, 64, 1024] {
+            assert_eq!(path(rows), ExpertsPath::Fp8 { cluster: 1 });
         }
-        assert_eq!(path(65), ExpertsPath::Fp8Grouped { cluster: 1 });
-        assert_eq!(path(8192), ExpertsPath::Fp8Grouped { cluster: 2 });
-        for rows in [1, 8, 64, 65, 8192] {
-            for (hidden, width) in [(128, 128), (2048, 768), (7168, 2048)] {
-                let shape = ExpertsShape { hidden, width, fp8: Some(form), ..shape(rows) };
-                let used = match Experts::new(shape, &h200).path() {
-                    ExpertsPath::Fp8Few { depths } => {
-                        fp8::few_shared(&shape, depths).into_iter().max().unwrap_or(0)
-                    }
-                    ExpertsPath::Fp8Grouped { cluster } => fp8::grouped_shared(form, cluster) as usize,
-                    path => panic!("{path:?} is not of FP8"),
-                };
-                assert!(used <= 232_448, "{used} for {shape:?}");
-            }
-        }
+        assert_eq!(path(8192), ExpertsPath::Fp8 { cluster: 2 });
+        // The driver keeps 1 KB of each block's.
+        assert!(2 * (fp8::shared(form, 1) + 1024) <= 233_472, "two blocks fit on a multiprocessor");
+        assert!(fp8::shared(form, 2) <= h200.shared_bytes_max);
     }
 }
 
 #[test]
 fn quantised_inputs_of_fp8_have_their_own_room() {
     for (form, groups) in [(Fp8Form::Channel, [1, 1]), (Fp8Form::Block, [16, 6])] {
-        for (rows, path) in
-            [(64, ExpertsPath::Fp8Few { depths: [6, 6] }), (8192, ExpertsPath::Fp8Grouped { cluster: 2 })]
-        {
-            let experts = Experts::by(ExpertsShape { fp8: Some(form), ..shape(rows) }, path);
+        for (rows, cluster, tile) in [(64, 1, 64), (8192, 2, 256)] {
+            let shape = ExpertsShape { fp8: Some(form), ..shape(rows) };
+            let experts = Experts::by(shape, ExpertsPath::Fp8 { cluster });
             let (w, choices) = (experts.workspace(), 8 * rows);
-            let (tile, y) = if rows == 64 { (8, 0) } else { (256, 2 * choices * 2048) };
             let parts = [
                 (w.counts, 8),
                 (w.tiles, 16 * (128 + choices / tile)),
                 (w.slots, 4 * choices),
                 (w.histogram, 4 * rows.div_ceil(256) * 128),
-                (w.y, y),
+                (w.y, 2 * choices * 2048),
                 (w.x, rows * 2048 + 4 * groups[0] * rows),
                 (w.gated, choices * 768 + 4 * groups[1] * choices),
                 (w.end, 0),

@@ -1,54 +1,58 @@
-// Op::Experts for many rows (prefill), FP8: grouped products on wgmma, sm_90a. As experts_gemm.cu, in codes.
+// Op::Experts with FP8 (e4m3) weights for any number of rows: grouped products on wgmma, sm_90a.
 //
-// Definitions: SCALE_BLOCKS (experts_fp8.cuh), CLUSTER. 2: compute bound, tile_rows = 2 SHARE. 1: a block fetches all for itself, more
-// of it ahead, for so few choices that reading the weights is the time; tile_rows = 64.
-//   experts_plan (tile_rows, granule = 16) and experts_fp8_rows of x, then
-//   experts_fp8_gemm_gate   gated[position, w] = silu(gate . x) * (up . x), bf16, positions in sorted order
-//   experts_fp8_rows of gated, then
-//   experts_fp8_gemm_down   y[slot] = down gated[position], unweighted, bf16 [rows * top_k, hidden] by slot
+// Definitions:
+//   SCALE_BLOCKS  0: a scale for each weight row, and for each input row. 1: a scale for each 128 x 128 block of weights, and for
+//                 each 128 inputs of an input row.
+//   CLUSTER       1: reading the weights is the time; two blocks a multiprocessor, tile_rows = 64. 2: products are the time; two
+//                 blocks share their weights, tile_rows = 256.
+// Launches, in this order:
+//   experts_plan's kernels (tile_rows, granule = 16)
+//   quantise of x; the kernel behind it starts when the plan is made
+//   experts_fp8_gate   gated[position, w] = silu(gate . x) * (up . x), bf16, positions in sorted order
+//   quantise of gated, as many rows as the plan counted
+//   experts_fp8_down   y[slot] = down gated[position], unweighted, bf16 [rows * top_k, hidden] by slot
 //   and, if it sums, experts_combine_bf16_* over y; if not, y is the output.
 //
-// Both: grid = multiprocessors of the device rounded down to a multiple of CLUSTER, block 384, dynamic shared memory: see
-// SHARED_BYTES. hidden and width multiples of 16.
+// Both: grid = 2 * multiprocessors for CLUSTER 1, multiprocessors rounded down to an even number for 2; block 128 + 128 CLUSTER;
+// dynamic shared memory SHARED_BYTES. hidden and width multiples of 16, of 128 for SCALE_BLOCKS.
+// Weights are codes, a weight is code * scale:
+//   SCALE_BLOCKS 0: gate_up scales [held, 2 width], down's [held, hidden]
+//   SCALE_BLOCKS 1: [held, 2 width / 128, S(hidden)] and [held, hidden / 128, S(width)], S(inputs) = inputs / 128 rounded up to 4
+// Inputs' scales as quantise.cu makes them: [rows], or [inputs / 128, rows rounded up to 4]; rows is the capacity of x, choices
+// that of gated.
 // Tensor maps: bytes, SWIZZLE_128B, element strides 1, no interleave, zeros outside; innermost first:
 //   gate_up  dims {hidden, width, 2, held}, strides in bytes {hidden, width hidden, 2 width hidden}, box {128, 64, 2, 1}
 //   down     dims {width, hidden, held}, strides {width, hidden width}, box {128, 128, 1}
 //   gated    dims {width, rows * top_k}, strides {width}, box {128, 32} for CLUSTER 2, {128, 8} for 1
 //
-// Weights are operand A: 256 weight rows of a cluster, of which each of two blocks fetches half for both; 64 gate rows and their
-// 64 up rows are one warpgroup's, so a lane holds both values of a column and the activation costs no exchange. Choices are
-// operand B, in steps of 8. Warpgroup 0 fetches (weights by TMA; rows of x and scales by cp.async), 1 and 2 multiply. A stage is
-// 128 inputs, a block of scales: its products are promoted to f32 before those of the next are added, 64 weight rows at a time,
-// while the other warpgroup has the tensor cores.
+// Weights are operand A, 128 rows of each warpgroup that multiplies: 64 gate rows and their 64 up rows, so a lane holds both
+// values of a column and the activation costs no exchange. Choices are operand B, in steps of 8. Warpgroup 0 fetches: weights by
+// TMA (for CLUSTER 2 each block half for both), rows of x, which lie anywhere, and scales by cp.async. A stage is 128 inputs, a
+// block of scales. The tensor cores keep fewer bits of a sum than f32 has, so a stage's sums are added to f32 ones (multiplied by
+// both scales, if those are of blocks) before those of the next begin, while another warpgroup has the tensor cores. A sum runs
+// along K in one order: bits of a row depend neither on CLUSTER nor on the rows beside it.
 #if __CUDA_ARCH__ == 900 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#include "experts_fp8.cuh"
+#include "dependent.cuh"
+#include "experts_choices.cuh"
 #include "hopper_fp8.cuh"
 
-#ifndef PIECES_OF_N
-#define PIECES_OF_N 1
-#endif
-#ifndef PRODUCER
-#define PRODUCER 56
-#endif
-#ifndef CONSUMERS
-#define CONSUMERS 2
-#endif
-constexpr int TILE = 128 * CONSUMERS; // weight rows of a cluster
+constexpr int GROUP = 128; // inputs of a stage, and sides of a block of scales
+constexpr int CONSUMERS = CLUSTER;         // warpgroups that multiply
+constexpr int TILE = 128 * CONSUMERS;      // weight rows of a cluster
+constexpr int SHARE = 64 * CLUSTER;        // choices of a block
+constexpr int STAGES = 4;
 constexpr int A_BYTES = TILE * GROUP;
-#ifndef SHARE_WIDE
-#define SHARE_WIDE 128
-#endif
-constexpr int SHARE = CLUSTER == 2 ? SHARE_WIDE : 64; // choices of a block
-constexpr int STAGES = CLUSTER == 2 || CONSUMERS == 1 ? 4 : 5;
-constexpr int SCALE_BYTES = SCALE_BLOCKS ? SHARE * 4 : 0;
 constexpr int STAGE_BYTES = A_BYTES + SHARE * GROUP;
+constexpr int SCALE_BYTES = SCALE_BLOCKS ? SHARE * 4 : 0;
 constexpr int STAGING_BYTES = 9216 * CONSUMERS;
 constexpr int SCALES = STAGES * STAGE_BYTES + STAGING_BYTES;
 constexpr int BARRIERS = SCALES + STAGES * SCALE_BYTES;
+constexpr int THREADS = 128 + 128 * CONSUMERS;
 constexpr int SHARED_BYTES = BARRIERS + STAGES * 16;
-static_assert(SHARED_BYTES <= 232448);
-constexpr int WARPS = 4 * CONSUMERS * CLUSTER;                           // that release a stage: the consumers of all blocks
-constexpr int SUMS = SHARE / 2;                              // of a lane, for 64 weight rows
+constexpr int BLOCKS_RESIDENT = CLUSTER == 1 ? 2 : 1; // on a multiprocessor
+constexpr int WARPS = 4 * CONSUMERS * CLUSTER;        // that release a stage: the consumers of all blocks
+constexpr int PRODUCER = 56, CONSUMER = CLUSTER == 1 ? 200 : 224; // registers of a thread
+constexpr int SUMS = SHARE / 2;                       // of a lane, for 64 weight rows
 
 extern __shared__ __align__(1024) u8 gemm_shared[];
 
@@ -73,6 +77,12 @@ struct Ring {
         if (threadIdx.x % 32 < CLUSTER) barrier_arrive_there(cluster_address(empty(stage), threadIdx.x % 32));
     }
 };
+
+__device__ __forceinline__ constexpr int groups_of(int inputs) { return (inputs + GROUP - 1) / GROUP; }
+/// From the scales of a row of weight blocks to the next.
+__device__ __forceinline__ constexpr int scale_stride(int inputs) { return (groups_of(inputs) + 3) / 4 * 4; }
+/// From the inputs' scales of a group to those of the next.
+__device__ __forceinline__ constexpr int group_stride(int rows) { return (rows + 3) / 4 * 4; }
 
 struct Plan {
     const u32* counts;
@@ -140,61 +150,32 @@ __device__ __forceinline__ void product(float* sum, u64 a, u64 b, float weight, 
     }
 }
 
-#ifdef UNPROMOTED
-template <int N, bool IS_GATHERED>
-__device__ __forceinline__ void multiply(float (&d)[2][SUMS], const Ring& ring, Place& at, int stages, int warpgroup,
-                                         const BlockScales& scales) {
-    u32 before = 0;
-#pragma unroll 1
-    for (int stage = 0; stage < stages; stage++) {
-        barrier_wait(ring.full(at.stage), at.phase);
-        if (IS_GATHERED) proxy_fence();
-        u64 a = wgmma_tile(ring.a(at.stage) + warpgroup * (A_BYTES / CONSUMERS)), b = wgmma_tile(ring.b(at.stage));
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            WgmmaCodes<N>::run(d[0], a + 2 * k, b + 2 * k, stage | k);
-            WgmmaCodes<N>::run(d[1], a + 2 * k + (64 * GROUP >> 4), b + 2 * k, stage | k);
-        }
-        wgmma_commit();
-        wgmma_wait<1>();
-        if (stage) ring.release(before);
-        before = at.stage;
-        at.next();
-    }
-    wgmma_wait<0>();
-    ring.release(before);
-}
-#else
 /// d = A B over `stages`; leaves `at` behind them.
 template <int N, bool IS_GATHERED>
 __device__ __forceinline__ void multiply(float (&d)[2][SUMS], const Ring& ring, Place& at, int stages, int warpgroup,
                                          const BlockScales& scales) {
-    constexpr int FIRST = PIECES_OF_N == 1 ? N : (N / 2 + 7) / 8 * 8, SECOND = N - FIRST;
 #pragma unroll
     for (int i = 0; i < N / 2; i++) d[0][i] = d[1][i] = 0.0f;
-    float weight[2] = {1.0f, 1.0f};
+    float weight[2] = {1.0f, 1.0f}, next[2] = {1.0f, 1.0f};
+#if SCALE_BLOCKS
+    next[0] = scales.of[0][0], next[1] = scales.of[1][0];
+#endif
 #pragma unroll 1
     for (int stage = 0; stage < stages; stage++) {
+        weight[0] = next[0], weight[1] = next[1];
 #if SCALE_BLOCKS
-        weight[0] = scales.of[0][stage], weight[1] = scales.of[1][stage];
+        int ahead = min(stage + 1, stages - 1);
+        next[0] = scales.of[0][ahead], next[1] = scales.of[1][ahead];
 #endif
         barrier_wait(ring.full(at.stage), at.phase);
         if (IS_GATHERED) proxy_fence(); // cp.async is not the copy engine
-        u64 a = wgmma_tile(ring.a(at.stage) + warpgroup * (A_BYTES / CONSUMERS)), b = wgmma_tile(ring.b(at.stage));
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            u64 rows = a + half * (64 * GROUP >> 4);
-            product<FIRST>(d[half], rows, b, weight[half], ring.scales(at.stage));
-            if constexpr (SECOND > 0)
-                product<SECOND>(d[half] + FIRST / 2, rows, b + (FIRST * GROUP >> 4), weight[half], ring.scales(at.stage) + FIRST * 4);
-        }
+        u64 a = wgmma_tile(ring.a(at.stage) + warpgroup * (128 * GROUP)), b = wgmma_tile(ring.b(at.stage));
+        product<N>(d[0], a, b, weight[0], ring.scales(at.stage));
+        product<N>(d[1], a + (64 * GROUP >> 4), b, weight[1], ring.scales(at.stage));
         ring.release(at.stage);
         at.next();
     }
 }
-
-#endif
 
 template <bool IS_GATHERED>
 __device__ __forceinline__ void multiply_any(int n, float (&d)[2][SUMS], const Ring& ring, Place& at, int stages, int warpgroup,
@@ -206,22 +187,14 @@ __device__ __forceinline__ void multiply_any(int n, float (&d)[2][SUMS], const R
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
 #if CLUSTER == 2
         CASE(9) CASE(10) CASE(11) CASE(12) CASE(13) CASE(14) CASE(15) CASE(16)
-#if SHARE_WIDE > 128
-        CASE(17) CASE(18)
-#endif
-#if SHARE_WIDE > 144
-        CASE(19) CASE(20)
-#endif
 #endif
 #undef CASE
     }
 }
 
-/// Sends for the scales of this stage's choices, a thread each. `row` gives the row of a place.
-__device__ __forceinline__ void fetch_scales(const float* scales, const int (&rows)[(SHARE + 127) / 128], int stride, int group, u32 to) {
-#pragma unroll
-    for (int i = 0; i < (SHARE + 127) / 128; i++)
-        if (rows[i] >= 0) cp_async4(to + (threadIdx.x + 128 * i) * 4, scales + (u64)group * stride + rows[i]);
+/// Sends for the scale of this thread's choice in a stage, if it has one.
+__device__ __forceinline__ void fetch_scale(const float* scales, int row, int stride, int group, u32 to) {
+    if (row >= 0) cp_async4(to + threadIdx.x * 4, scales + (u64)group * stride + row);
 }
 
 struct GateJob {
@@ -236,28 +209,26 @@ struct GateJob {
     static constexpr int FULL_ARRIVALS = 129;
     static constexpr bool IS_GATHERED = true, IS_SCATTERED = false;
 
+    /// By one thread: a stage's weights, and what the stage waits for.
+    __device__ __forceinline__ void fetch_weights(const Ring& ring, u32 stage, const Part& part, int m, int k, u32 rank) const {
+        barrier_expect(ring.full(stage), A_BYTES);
+        for (int half = rank; half < CONSUMERS; half += CLUSTER)
+            tma_load_4d<CLUSTER>(ring.a(stage) + half * (128 * GROUP), matrix, ring.full(stage), k, m * COLUMNS + half * 64, 0, part.expert);
+    }
     __device__ __forceinline__ int row_of(const Part& part, int place) const {
         return place < part.count ? (int)(plan.slots[part.first + place] / top_k) : -1;
     }
     /// 128 threads: an eighth of a row's 128 bytes each, 16 rows at a time.
-    __device__ __forceinline__ void fetch(const Ring& ring, Place& at, const Part& part, int m, u32 rank) const {
+    __device__ __forceinline__ void fetch(const Ring& ring, Place& at, const Part& part, int m, u32 rank, int ahead) const {
         int thread = threadIdx.x, chunk = thread % 8;
-        int from_rows[SHARE / 16], scaled[(SHARE + 127) / 128];
+        int from_rows[SHARE / 16], scaled = thread < SHARE ? row_of(part, thread) : -1;
 #pragma unroll
         for (int i = 0; i < SHARE / 16; i++) from_rows[i] = row_of(part, thread / 8 + 16 * i);
-#pragma unroll
-        for (int i = 0; i < (SHARE + 127) / 128; i++) scaled[i] = thread + 128 * i < SHARE ? row_of(part, thread + 128 * i) : -1;
         u32 to = thread / 8 * 128 + ((chunk ^ thread / 8 % 8) << 4);
 #pragma unroll 1
         for (int k = 0; k < inputs; k += GROUP, at.next()) {
             barrier_wait(ring.empty(at.stage), at.phase ^ 1);
-            if (thread == 0) {
-                barrier_expect(ring.full(at.stage), A_BYTES);
-                for (int half = rank; half < CONSUMERS; half += CLUSTER) {
-                    u32 a = ring.a(at.stage) + half * (128 * GROUP);
-                    tma_load_4d<CLUSTER>(a, matrix, ring.full(at.stage), k, m * COLUMNS + half * 64, 0, part.expert);
-                }
-            }
+            if (thread == 0 && k >= ahead * GROUP) fetch_weights(ring, at.stage, part, m, k, rank);
             const u8* from = x + k + chunk * 16;
             bool inside = k + chunk * 16 < inputs;
             u32 b = ring.b(at.stage) + to;
@@ -268,7 +239,7 @@ struct GateJob {
                 const u8* row = valid ? from + (u64)from_rows[i] * inputs : x;
                 asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(b + i * 2048), "l"(row), "r"(valid ? 16 : 0) : "memory");
             }
-            if (SCALE_BLOCKS) fetch_scales(x_scales, scaled, group_stride(rows), k / GROUP, ring.scales(at.stage));
+            if (SCALE_BLOCKS) fetch_scale(x_scales, scaled, group_stride(rows), k / GROUP, ring.scales(at.stage));
             barrier_arrive_after_cp_async(ring.full(at.stage));
         }
     }
@@ -306,25 +277,26 @@ struct DownJob {
     static constexpr int BOX = CLUSTER == 2 ? 32 : 8; // rows of gated that one instruction fetches
     static constexpr bool IS_GATHERED = false, IS_SCATTERED = true;
 
+    __device__ __forceinline__ static int boxes(const Part& part) { return (part.n + BOX - 1) / BOX; }
+    __device__ __forceinline__ void fetch_weights(const Ring& ring, u32 stage, const Part& part, int m, int k, u32 rank) const {
+        barrier_expect(ring.full(stage), A_BYTES + boxes(part) * BOX * GROUP);
+        for (int half = rank; half < CONSUMERS; half += CLUSTER)
+            tma_load_3d<CLUSTER>(ring.a(stage) + half * (128 * GROUP), matrix, ring.full(stage), k, m * TILE + half * 128, part.expert);
+    }
     /// One warp: every lane may fetch rows of gated. Those behind the part's come along and are nobody's. Scales: all warps.
-    __device__ __forceinline__ void fetch(const Ring& ring, Place& at, const Part& part, int m, u32 rank) const {
-        int thread = threadIdx.x, boxes = (part.n + BOX - 1) / BOX, scaled[(SHARE + 127) / 128];
+    __device__ __forceinline__ void fetch(const Ring& ring, Place& at, const Part& part, int m, u32 rank, int ahead) const {
+        int thread = threadIdx.x;
         if (!SCALE_BLOCKS && thread >= 32) return;
-#pragma unroll
-        for (int i = 0; i < (SHARE + 127) / 128; i++) scaled[i] = thread + 128 * i < part.count ? (int)part.first + thread + 128 * i : -1;
+        int row = thread < part.count ? (int)part.first + thread : -1;
 #pragma unroll 1
         for (int k = 0; k < inputs; k += GROUP, at.next()) {
             u32 full = ring.full(at.stage);
             barrier_wait(ring.empty(at.stage), at.phase ^ 1);
-            if (thread == 0) {
-                barrier_expect(full, A_BYTES + boxes * BOX * GROUP);
-                for (int half = rank; half < CONSUMERS; half += CLUSTER)
-                    tma_load_3d<CLUSTER>(ring.a(at.stage) + half * (128 * GROUP), matrix, full, k, m * TILE + half * 128, part.expert);
-            }
+            if (thread == 0 && k >= ahead * GROUP) fetch_weights(ring, at.stage, part, m, k, rank);
             __syncwarp();
-            if (thread < boxes) tma_load_2d(ring.b(at.stage) + thread * BOX * GROUP, gated, full, k, part.first + thread * BOX);
+            if (thread < boxes(part)) tma_load_2d(ring.b(at.stage) + thread * BOX * GROUP, gated, full, k, part.first + thread * BOX);
             if (SCALE_BLOCKS) {
-                fetch_scales(gated_scales, scaled, group_stride(choices), k / GROUP, ring.scales(at.stage));
+                fetch_scale(gated_scales, row, group_stride(choices), k / GROUP, ring.scales(at.stage));
                 barrier_arrive_after_cp_async(full);
             }
         }
@@ -441,33 +413,40 @@ template <typename Job> __device__ __forceinline__ void grouped(const Job& job) 
         barrier_init_fence();
     }
     cluster_meet();
-    wait_for_kernels_before();
-    let_next_kernel_start();
-    int across = (job.outputs + Job::COLUMNS - 1) / Job::COLUMNS, items = job.plan.counts[1] * across;
+    // The kernels before, right in front of the last one, waited for the plan.
+    int across = (job.outputs + Job::COLUMNS - 1) / Job::COLUMNS, items = job.plan.counts[1] * across, stages = groups_of(job.inputs);
     Place at;
     // The next tile is read a tile ahead.
     auto tile_of = [&](int item) { return item < items ? job.plan.tiles[item / across] : make_uint4(0, 0, 0, 0); };
     uint4 tile = tile_of(cluster), next;
     if (warpgroup == 0) {
         registers_less<PRODUCER>();
+        // The first weights need nothing of the kernel in front.
+        int ahead = cluster < items ? min(STAGES, stages) : 0;
+        if (threadIdx.x == 0)
+            for (int i = 0; i < ahead; i++) job.fetch_weights(ring, i, Part(tile, rank), cluster % across, i * GROUP, rank);
+        wait_for_kernels_before();
+        let_next_kernel_start();
 #pragma unroll 1
-        for (int item = cluster; item < items; item += clusters, tile = next) {
+        for (int item = cluster; item < items; item += clusters, tile = next, ahead = 0) {
             next = tile_of(item + clusters);
-            job.fetch(ring, at, Part(tile, rank), item % across, rank);
+            job.fetch(ring, at, Part(tile, rank), item % across, rank, ahead);
         }
     } else {
-        registers_more<CONSUMERS == 1 ? 256 - PRODUCER : (504 - PRODUCER) / 2>();
+        registers_more<CONSUMER>();
         warpgroup -= 1;
         int buffer = 0;
         u8* staging = gemm_shared + STAGES * STAGE_BYTES + warpgroup * 2 * Job::CHUNK * (Job::ROW_BYTES + 16);
         float d[2][SUMS];
+        wait_for_kernels_before();
+        let_next_kernel_start();
 #pragma unroll 1
         for (int item = cluster; item < items; item += clusters, tile = next) {
             next = tile_of(item + clusters);
             Part part(tile, rank);
             int column = item % across * Job::COLUMNS + warpgroup * (Job::COLUMNS / CONSUMERS);
             Targets<Job> targets(job, part, column);
-            multiply_any<Job::IS_GATHERED>(part.n, d, ring, at, groups_of(job.inputs), warpgroup, job.block_scales(part, column));
+            multiply_any<Job::IS_GATHERED>(part.n, d, ring, at, stages, warpgroup, job.block_scales(part, column));
             write_out(job, d, staging, buffer, part, targets, column, 1 + warpgroup);
         }
     }
@@ -475,14 +454,14 @@ template <typename Job> __device__ __forceinline__ void grouped(const Job& job) 
     cluster_meet(); // the other block may still release stages here
 }
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(128 + 128 * CONSUMERS, CONSUMERS == 1 ? 2 : 1)
-    experts_fp8_gemm_gate(const __grid_constant__ TensorMap gate_up, const u8* x, const float* x_scales, const float* scales, bf16* gated,
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, BLOCKS_RESIDENT)
+    experts_fp8_gate(const __grid_constant__ TensorMap gate_up, const u8* x, const float* x_scales, const float* scales, bf16* gated,
                           const u32* counts, const uint4* tiles, const u32* slots, int hidden, int width, int rows, int top_k) {
     grouped(GateJob{gate_up, x, x_scales, scales, gated, {counts, tiles, slots}, hidden, width, rows, top_k});
 }
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(128 + 128 * CONSUMERS, CONSUMERS == 1 ? 2 : 1)
-    experts_fp8_gemm_down(const __grid_constant__ TensorMap down, const __grid_constant__ TensorMap gated, const float* gated_scales,
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, BLOCKS_RESIDENT)
+    experts_fp8_down(const __grid_constant__ TensorMap down, const __grid_constant__ TensorMap gated, const float* gated_scales,
                           const float* scales, bf16* y, const u32* counts, const uint4* tiles, const u32* slots, int hidden, int width, int choices) {
     grouped(DownJob{down, gated, gated_scales, scales, y, {counts, tiles, slots}, width, hidden, choices});
 }
