@@ -120,6 +120,9 @@ impl Chosen {
         chosen.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
         chosen.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &of_weight)?;
         chosen.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &of_x)?;
+        // Without scales the library finds no algorithm; any address will do until the call.
+        chosen.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &blas.workspace().0)?;
+        chosen.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &blas.workspace().0)?;
         let (codes, rows) = (lt::cudaDataType::CUDA_R_8F_E4M3, product.quantised().stride());
         let sizes = [(codes, inputs, outputs), (codes, inputs, rows), (data_type(out), outputs, rows)];
         for (layout, (kind, height, columns)) in chosen.layouts.iter_mut().zip(sizes) {
