@@ -2,7 +2,7 @@
 //! cache.
 
 use crate::kit::Kit;
-use atom_cuda::launch::linear_fp8::{self, Fp8Operands, Fp8Product};
+use atom_cuda::launch::linear_fp8::{self, Fp8Operands, Fp8Path, Fp8Product};
 use atom_cuda::launch::linear_small::{self, SmallOperands, SmallOut, SmallProduct};
 use atom_cuda::launch::quantise;
 use atom_cuda::launch::rows::RowExtent;
@@ -11,7 +11,7 @@ use std::time::Instant;
 
 const SHAPES: &[(&str, usize, usize)] =
     &[("qkv", 6144, 4096), ("o", 4096, 4096), ("gate, up", 24576, 4096), ("down", 4096, 12288)];
-const ROWS: &[usize] = &[1, 8, 16, 32, 128, 1024, 8192];
+const ROWS: &[usize] = &[1, 8, 16, 32, 64, 128, 256, 1024, 8192];
 /// Weights of all repetitions together, several times the cache.
 const WEIGHTS_BYTES: usize = 1 << 30;
 
@@ -96,12 +96,11 @@ fn codes(
     let (memory, scales) = (zeros(kit, shape.bytes())?, zeros(kit, 4 * form.scales(outputs, inputs))?);
     let header = kit.header(&[(0, rows as u32)])?;
     let extent = RowExtent::rows(header.address(), rows);
-    kit.load(&[shape.program()])?;
-    if product.is_small() {
-        kit.load(&[product.program(&kit.device.properties().clone())])?;
-    } else {
+    kit.load(&product.programs(&kit.device.properties().clone()))?;
+    if product.path() != Fp8Path::Few {
         fp8_blas.choose(blas, &product)?;
     }
+    let unscaled = zeros(kit, 4 * rows.min(1024) * outputs)?;
     let time = |quantises: bool| {
         timed(kit, inputs * outputs, |kit, offset| {
             let operands = Fp8Operands {
@@ -116,10 +115,14 @@ fn codes(
                 if quantises {
                     quantise::rows(&kit.queue(), &shape, x, operands.x, extent)?;
                 }
-                if product.is_small() {
-                    linear_fp8::multiply_few(&kit.queue(), &product, operands, extent)
-                } else {
-                    fp8_blas.multiply(blas, &kit.stream, &product, &operands)
+                match product.path() {
+                    Fp8Path::Few => linear_fp8::multiply_few(&kit.queue(), &product, operands, extent),
+                    Fp8Path::Finished => {
+                        let sums = Fp8Operands { out: unscaled.address(), ..operands };
+                        fp8_blas.multiply(blas, &kit.stream, &product, &sums)?;
+                        linear_fp8::finish(&kit.queue(), &product, operands, unscaled.address(), extent)
+                    }
+                    Fp8Path::Scaled => fp8_blas.multiply(blas, &kit.stream, &product, &operands),
                 }
             }
         })
