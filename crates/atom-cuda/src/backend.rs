@@ -187,10 +187,7 @@ impl Backend for CudaBackend {
         for step in &steps {
             match step {
                 Step::Product(fused) => programs.push(fused.product.program(properties)),
-                Step::Fp8(FusedFp8 { product, .. }) => {
-                    programs.push(product.quantised().program());
-                    programs.extend(product.is_small().then(|| product.program(properties)));
-                }
+                Step::Fp8(FusedFp8 { product, .. }) => programs.extend(product.programs(properties)),
                 Step::Op(_) | Step::Norm { .. } => {}
             }
         }

@@ -7,7 +7,7 @@ use crate::device::Stream;
 use crate::element::Element;
 use crate::error::CudaError;
 use crate::fp8::Fp8Form;
-use crate::launch::linear_fp8::{Fp8Operands, Fp8Product};
+use crate::launch::linear_fp8::{Fp8Operands, Fp8Path, Fp8Product};
 use crate::launch::linear_small::SmallOut;
 use crate::memory::Address;
 use cudarc::cublaslt::sys as lt;
@@ -32,7 +32,8 @@ impl Fp8Blas {
         Ok(())
     }
 
-    /// Queues a product of many rows, choosing first if nobody did. A bias is not added.
+    /// Queues a product of many rows, choosing first if nobody did. A bias is not added. If it is [`Fp8Path::Finished`], `out`
+    /// gets f32 sums of codes.
     ///
     /// # Safety
     /// The arrays have the sizes of `product` (rows rounded up to a multiple of 4 if its scales are of blocks, `out` too)
@@ -47,8 +48,10 @@ impl Fp8Blas {
         self.choose(blas, product)?;
         let (chosen, library) = (self.chosen.borrow(), blas.library());
         let chosen = &chosen[product];
-        chosen.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &operands.weight_scales.0)?;
-        chosen.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &operands.x.scales.0)?;
+        if product.path() == Fp8Path::Scaled {
+            chosen.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &operands.weight_scales.0)?;
+            chosen.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &operands.x.scales.0)?;
+        }
         let (one, zero) = (1.0_f32, 0.0_f32);
         let [weight, x, out] = chosen.layouts;
         let pointer = |address: Address| address.0 as *const c_void;
@@ -93,10 +96,10 @@ impl Chosen {
     /// cuBLASLt stores columns one behind the other, so its `out^T = weight x^T` is ours.
     fn new(blas: &Blas, product: &Fp8Product) -> Result<Self, CudaError> {
         let &Fp8Product { inputs, outputs, form, out, .. } = product;
-        let out = match out {
-            SmallOut::Activations => Element::BF16,
-            SmallOut::F32 => Element::F32,
-            SmallOut::Residual | SmallOut::GatedSilu => {
+        let out = match (product.path(), out) {
+            (Fp8Path::Finished, _) | (_, SmallOut::F32) => Element::F32,
+            (_, SmallOut::Activations) => Element::BF16,
+            (_, SmallOut::Residual | SmallOut::GatedSilu) => {
                 return Err(CudaError::Unsupported(format!("{product:?} by cuBLASLt, which fuses nothing")));
             }
         };
@@ -118,8 +121,13 @@ impl Chosen {
             Fp8Form::Block => (BLOCK_128X128, VEC_128),
         };
         chosen.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
-        chosen.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &of_weight)?;
-        chosen.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &of_x)?;
+        if product.path() == Fp8Path::Scaled {
+            chosen.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &of_weight)?;
+            chosen.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &of_x)?;
+            // Without scales the library finds no algorithm; any address will do until the call.
+            chosen.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &blas.workspace().0)?;
+            chosen.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &blas.workspace().0)?;
+        }
         let (codes, rows) = (lt::cudaDataType::CUDA_R_8F_E4M3, product.quantised().stride());
         let sizes = [(codes, inputs, outputs), (codes, inputs, rows), (data_type(out), outputs, rows)];
         for (layout, (kind, height, columns)) in chosen.layouts.iter_mut().zip(sizes) {

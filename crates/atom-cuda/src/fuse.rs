@@ -169,7 +169,7 @@ fn take_in_what_follows(
 
 /// The same with weights of FP8. Where rows are many, what stands around them stays as it is.
 fn take_in_codes(steps: &mut [Option<Step<'_>>], index: usize, fused: FusedFp8) {
-    if fused.product.is_small()
+    if fused.product.fuses()
         && let Some(Follower { reader, out, made, left }) = follower(steps, index, (fused.x, fused.out))
     {
         let product = Fp8Product { out: made, ..fused.product };

@@ -66,6 +66,7 @@ sources! {
         &["ROWS_MAX=8", "RUN=3", "WARPS=8", "RING_KB=106", "GROUPS=0", "OUT=2"],
         &["ROWS_MAX=16", "RUN=6", "WARPS=8", "RING_KB=88", "GROUPS=1", "OUT=3"],
     ];
+    "fp8_finish" &[&["OUT=0"], &["OUT=1"], &["OUT=2"], &["OUT=3"]];
     "quantise" &[&["HELD=2", "GROUPS=0"], &["HELD=2", "GROUPS=1"], &["HELD=4", "GROUPS=0"], &["HELD=4", "GROUPS=1"]];
     "attend_simple" &[&[]];
     "attend_split" &[&["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"], &["WIDTH=128", "SMALL_SHARED"]];

@@ -40,7 +40,7 @@ pub struct Sizes {
     pub weights: usize,
     /// Buffers of the largest recording.
     pub room: usize,
-    /// Inputs of a product as FP8 codes with scales.
+    /// Inputs of a product as FP8 codes with scales, and sums that are still to be scaled.
     pub quantised: usize,
     /// What a step uploads.
     pub staging: usize,
@@ -90,7 +90,7 @@ impl Sizer {
         let codes = |weight| self.shelf.codes(weight);
         let steps = fuse(recording, self.shelf.element(), codes, &self.properties);
         let quantised = steps.iter().filter_map(|step| match step {
-            Step::Fp8(fused) => Some(fused.product.quantised().bytes()),
+            Step::Fp8(fused) => Some(fused.product.scratch_bytes()),
             Step::Op(_) | Step::Norm { .. } | Step::Product(_) => None,
         });
         self.quantised = self.quantised.max(quantised.max().unwrap_or(0));

@@ -12,8 +12,8 @@ use crate::graph::Graph;
 use crate::kernels::Queue;
 use crate::launch::attend::{self, AttendScratch, AttendStep, TileMaps};
 use crate::launch::experts::{Experts, ExpertsArrays, ExpertsMaps, ExpertsPath};
-use crate::launch::linear_fp8::{self, Fp8Operands};
-use crate::launch::linear_small::{self, SmallOperands, SmallOut};
+use crate::launch::linear_fp8::{self, Fp8Operands, Fp8Path};
+use crate::launch::linear_small::{self, SmallOperands};
 use crate::launch::norm::{self, HeadWidths, NORM_WIDTH_MAX, NormOf, NormWeight};
 use crate::launch::quantise;
 use crate::launch::rope::{self, HeadNorms, Heads, Places as RowPlaces};
@@ -83,7 +83,7 @@ impl Capture<'_> {
                 Step::Op(&Op::Linear { x, weight, out, .. }) => {
                     self.blas.choose(scene.product(x, weight, out)?.0)?;
                 }
-                Step::Fp8(FusedFp8 { ref product, .. }) if !product.is_small() => {
+                Step::Fp8(FusedFp8 { ref product, .. }) if product.path() != Fp8Path::Few => {
                     self.fp8_blas.choose(self.blas, product)?;
                 }
                 _ => {}
@@ -313,17 +313,28 @@ impl Scene<'_> {
             x: quantised,
             out: self.at(out),
         };
-        if product.is_small() {
+        let (fp8_blas, stream) = (self.with.fp8_blas, queue.stream);
+        match product.path() {
             // SAFETY: see `op`.
-            unsafe { linear_fp8::multiply_few(queue, product, operands, real) }?;
-            return Ok(());
-        }
-        // SAFETY: see `op`; buffers and codes have room for rows by 4.
-        unsafe { self.with.fp8_blas.multiply(self.with.blas, queue.stream, product, &operands) }?;
-        if bias.is_some() {
-            let element = if product.out == SmallOut::F32 { Element::F32 } else { Element::BF16 };
-            // SAFETY: see `op`.
-            unsafe { step::add_bias(queue, element, operands.out, operands.bias, outputs, self.real(out)) }?;
+            Fp8Path::Few => unsafe { linear_fp8::multiply_few(queue, product, operands, real) }?,
+            Fp8Path::Finished => {
+                let sums = self.with.reserved.quantised.address().plus(product.sums_offset());
+                let unscaled = Fp8Operands { out: sums, ..operands };
+                // SAFETY: see `op`; the plan has room for the sums.
+                unsafe {
+                    fp8_blas.multiply(self.with.blas, stream, product, &unscaled)?;
+                    linear_fp8::finish(queue, product, operands, sums, real)?;
+                }
+            }
+            Fp8Path::Scaled => {
+                // SAFETY: see `op`; buffers and codes have room for rows by 4.
+                unsafe { fp8_blas.multiply(self.with.blas, stream, product, &operands) }?;
+                if bias.is_some() {
+                    let (element, at) = (self.element(out), operands.out);
+                    // SAFETY: see `op`.
+                    unsafe { step::add_bias(queue, element, at, operands.bias, outputs, self.real(out)) }?;
+                }
+            }
         }
         Ok(())
     }

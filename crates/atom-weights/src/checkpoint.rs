@@ -235,8 +235,8 @@ impl Checkpoint {
         &self.unused
     }
 
-    /// Scales of activations and of an FP8 KV cache that came with FP8 weights. Activations are not quantised,
-    /// so nobody needs them.
+    /// Scales of activations and of an FP8 KV cache that came with FP8 weights. Nobody needs them: who quantises
+    /// activations takes scales from the rows.
     pub fn unused_scales(&self) -> usize {
         self.unused_scales
     }

@@ -5,8 +5,8 @@
 //! `code * scale`. Which weights share a scale is the same for the whole checkpoint, and config.json says it.
 //! Which matrices are quantised is read off their types, so lists of modules that are not add nothing.
 //!
-//! Scales of activations ([`UNUSED`]) are left alone: activations stay as they are, which is more exact than the
-//! model was made for.
+//! Scales of activations ([`UNUSED`]) are left alone: activations stay as they are, or are scaled by what is in their rows,
+//! either of which is more exact than the model was made for.
 
 use crate::checkpoint::{Entries, Entry};
 use crate::tensor::{DType, Tensor};

@@ -2,7 +2,7 @@
 
 use crate::kit::Kit;
 use crate::rows::Rows;
-use atom_cuda::launch::linear_fp8::{self, Fp8Operands, Fp8Product};
+use atom_cuda::launch::linear_fp8::{self, Fp8Operands, Fp8Path, Fp8Product};
 use atom_cuda::launch::linear_small::SmallOut;
 use atom_cuda::launch::norm::{self, NormOf, NormWeight};
 use atom_cuda::launch::quantise::{self, QuantisedShape};
@@ -46,15 +46,17 @@ pub(crate) fn checks(kit: &mut Kit) -> Result<(), CudaError> {
             }
             for &extent in MANY {
                 let rows = extent.0.len() * extent.1;
-                for out in [SmallOut::Activations, SmallOut::F32] {
-                    products.push((Fp8Product { rows, inputs, outputs, form, out }, extent));
+                for out in [SmallOut::Activations, SmallOut::F32, SmallOut::Residual, SmallOut::GatedSilu] {
+                    let product = Fp8Product { rows, inputs, outputs, form, out };
+                    if product.fuses() || matches!(out, SmallOut::Activations | SmallOut::F32) {
+                        products.push((product, extent));
+                    }
                 }
             }
         }
     }
     let properties = kit.device.properties().clone();
-    let small = products.iter().filter(|(product, _)| product.is_small());
-    let programs: Vec<_> = small.map(|(product, _)| product.program(&properties)).collect();
+    let programs: Vec<_> = products.iter().flat_map(|(product, _)| product.programs(&properties)).collect();
     kit.load(&programs)?;
     let blas = (Blas::new(&kit.cublaslt, &kit.device)?, Fp8Blas::default());
     for (product, (counts, capacity)) in products {
@@ -216,24 +218,25 @@ fn multiply(
 ) -> Result<(), CudaError> {
     let Fp8Product { inputs, outputs, form, out, .. } = product;
     let (shape, capacity) = (product.quantised(), rows.extent.capacity());
-    kit.load(&[shape.program()])?;
     let (x, x_memory) = rows.fill(kit, inputs, 2.0, Element::BF16)?;
     let weights = Weights::new(kit, outputs, inputs, form)?;
     let biases = kit.random(outputs, 1.0);
     let bias = kit.upload(&biases, Element::F32)?;
-    let has_bias = product.is_small() && kit.below(2) == 0;
+    let has_bias = product.fuses() && kit.below(2) == 0;
     let width = if out == SmallOut::GatedSilu { outputs / 2 } else { outputs };
     let out_element = match out {
         SmallOut::F32 | SmallOut::Residual => Element::F32,
         SmallOut::Activations | SmallOut::GatedSilu => Element::BF16,
     };
+    let room_rows = if product.fuses() { capacity } else { shape.room_rows() };
     let (before, out_memory) = if out == SmallOut::Residual {
         rows.fill(kit, width, 1.0, Element::F32)?
     } else {
-        (vec![0.0; capacity * width], kit.poisoned(shape.room_rows() * width, out_element)?)
+        (vec![0.0; capacity * width], kit.poisoned(room_rows * width, out_element)?)
     };
     let memory = DeviceMem::new(&kit.device, shape.bytes())?;
     memory.fill(&kit.stream, 0, memory.bytes(), 0xff)?;
+    let unscaled = kit.poisoned(capacity * outputs, Element::F32)?;
     let operands = Fp8Operands {
         weight: weights.codes.address(),
         weight_scales: weights.scales.address(),
@@ -244,14 +247,18 @@ fn multiply(
     // SAFETY: arrays have the sizes that the launchers want and live until they are read back.
     unsafe {
         quantise::rows(&kit.queue(), &shape, x_memory.address(), operands.x, rows.extent)?;
-        if product.is_small() {
-            linear_fp8::multiply_few(&kit.queue(), &product, operands, rows.extent)?;
-        } else {
-            fp8_blas.multiply(blas, &kit.stream, &product, &operands)?;
+        match product.path() {
+            Fp8Path::Few => linear_fp8::multiply_few(&kit.queue(), &product, operands, rows.extent)?,
+            Fp8Path::Finished => {
+                let sums = Fp8Operands { out: unscaled.address(), ..operands };
+                fp8_blas.multiply(blas, &kit.stream, &product, &sums)?;
+                linear_fp8::finish(&kit.queue(), &product, operands, unscaled.address(), rows.extent)?;
+            }
+            Fp8Path::Scaled => fp8_blas.multiply(blas, &kit.stream, &product, &operands)?,
         }
     }
     let found = kit.download(&out_memory, out_element)?;
-    let is_unquantised_too = out != SmallOut::GatedSilu && outputs <= 1024;
+    let is_unquantised_too = out != SmallOut::GatedSilu && inputs >= 192 && outputs <= 1024;
     let (mut expected, mut unquantised) = (Vec::new(), Vec::new());
     // Of many rows some are enough, the last among them.
     let step = rows.real.len().div_ceil(COMPARED);
@@ -278,15 +285,15 @@ fn multiply(
         }
     }
     let name = format!("{product:?}, bias {has_bias}");
-    let sums = if product.is_small() { BOUND_FEW } else { BOUND_MANY };
+    let sums = if product.path() == Fp8Path::Few { BOUND_FEW } else { BOUND_MANY };
     let bound = if out_element == Element::BF16 { BOUND_BF16 } else { sums };
     let real: Vec<f32> = compared.iter().flat_map(|row| found[row * width..][..width].to_vec()).collect();
-    if product.is_small() {
-        // All rows were compared, and none may be written but those.
-        rows.near(kit, &name, &found, &expected, bound);
-    } else {
-        // cuBLASLt computes padding too, which nobody reads.
-        kit.near(&name, &real, &expected, bound);
+    kit.near(&name, &real, &expected, bound);
+    if product.fuses() {
+        // cuBLASLt computes padding too, which nobody reads; kernels of ours write what is real.
+        let others = (0..capacity).filter(|row| !rows.real.contains(row));
+        let others: Vec<f32> = others.flat_map(|row| found[row * width..][..width].to_vec()).collect();
+        kit.untouched(&format!("{name}, padding"), &others, 0);
     }
     if is_unquantised_too {
         kit.near(&format!("{name}, unquantised"), &real, &unquantised, BOUND_UNQUANTISED);

@@ -2,16 +2,17 @@
 //! cache.
 
 use crate::kit::Kit;
-use atom_cuda::launch::linear_fp8::{self, Fp8Operands, Fp8Product};
+use atom_cuda::launch::linear_fp8::{self, Fp8Operands, Fp8Path, Fp8Product};
 use atom_cuda::launch::linear_small::{self, SmallOperands, SmallOut, SmallProduct};
+use atom_cuda::launch::norm::{self, NormWeight};
 use atom_cuda::launch::quantise;
-use atom_cuda::launch::rows::RowExtent;
+use atom_cuda::launch::rows::{self, RowExtent};
 use atom_cuda::{Address, Blas, CudaError, DeviceMem, Element, Fp8Blas, Fp8Form, Graph, Product};
 use std::time::Instant;
 
 const SHAPES: &[(&str, usize, usize)] =
     &[("qkv", 6144, 4096), ("o", 4096, 4096), ("gate, up", 24576, 4096), ("down", 4096, 12288)];
-const ROWS: &[usize] = &[1, 8, 16, 32, 128, 1024, 8192];
+const ROWS: &[usize] = &[1, 8, 16, 32, 64, 128, 256, 1024, 8192];
 /// Weights of all repetitions together, several times the cache.
 const WEIGHTS_BYTES: usize = 1 << 30;
 
@@ -42,7 +43,144 @@ pub(crate) fn bench(kit: &mut Kit) -> Result<(), CudaError> {
             );
         }
     }
+    println!(
+        "us a layer: its four products, with norms, activation and additions, and the quantising of FP8's inputs:"
+    );
+    for rows in [1, 2, 4, 8, 16, 32, 64, 128] {
+        let bf16 = if rows <= 16 { layer_of_bf16(kit, &weights, rows)? } else { f64::NAN };
+        let [channel, block] =
+            [Fp8Form::Channel, Fp8Form::Block].map(|form| layer(kit, &blas, &weights, rows, form));
+        println!("  {rows:>3} rows: bf16 {bf16:.1}, channels {:.1}, blocks {:.1}", channel?, block?);
+    }
     Ok(())
+}
+
+/// What the products of a layer make.
+const LAYER: [SmallOut; 4] =
+    [SmallOut::Activations, SmallOut::Residual, SmallOut::GatedSilu, SmallOut::Residual];
+
+fn layer(
+    kit: &mut Kit,
+    (blas, fp8_blas): &(Blas, Fp8Blas),
+    weights: &DeviceMem,
+    rows: usize,
+    form: Fp8Form,
+) -> Result<f64, CudaError> {
+    let products: Vec<Fp8Product> = std::iter::zip(SHAPES, LAYER)
+        .map(|(&(_, outputs, inputs), out)| {
+            let product = Fp8Product { rows, inputs, outputs, form, out };
+            let plain = Fp8Product { out: SmallOut::Activations, ..product };
+            if product.fuses() { product } else { plain }
+        })
+        .collect();
+    let properties = kit.device.properties().clone();
+    for product in &products {
+        kit.load(&product.programs(&properties))?;
+        if product.path() != Fp8Path::Few {
+            fp8_blas.choose(blas, product)?;
+        }
+    }
+    let scratch =
+        zeros(kit, products.iter().map(|product| product.scratch_bytes() + (64 << 20)).max().unwrap_or(0))?;
+    let scales = zeros(kit, 1 << 20)?;
+    let [x, gated, residual, out] =
+        [16384, 2 * 16384, 4 * 4096, 2 * 24576].map(|width| zeros(kit, (rows + 4) * width));
+    let (x, gated, residual, out) = (x?, gated?, residual?, out?);
+    let norm = NormWeight { weight: scales.address(), width: 4096, eps: 1e-6 };
+    let header = kit.header(&[(0, rows as u32)])?;
+    let extent = RowExtent::rows(header.address(), rows);
+    let bytes = SHAPES.iter().map(|(_, outputs, inputs)| outputs * inputs).sum();
+    timed(kit, bytes, |kit, offset| {
+        let mut offset = offset;
+        for (index, product) in products.iter().enumerate() {
+            let (shape, queue) = (product.quantised(), kit.queue());
+            let out = match product.out {
+                SmallOut::Residual => residual.address(),
+                SmallOut::GatedSilu => gated.address(),
+                SmallOut::Activations | SmallOut::F32 => out.address(),
+            };
+            let operands = Fp8Operands {
+                weight: weights.address().plus(offset),
+                weight_scales: scales.address(),
+                bias: Address::NULL,
+                x: shape.at(scratch.address()),
+                out,
+            };
+            offset += product.inputs * product.outputs;
+            let sums = scratch.address().plus(scratch.bytes() - (64 << 20));
+            // SAFETY: arrays have the sizes that the launchers want and outlive the graph.
+            unsafe {
+                match index {
+                    0 | 2 => {
+                        quantise::normed_rows(&queue, &shape, residual.address(), norm, operands.x, extent)?
+                    }
+                    1 => quantise::rows(&queue, &shape, x.address(), operands.x, extent)?,
+                    _ => quantise::rows(&queue, &shape, gated.address(), operands.x, extent)?,
+                }
+                match product.path() {
+                    Fp8Path::Few => linear_fp8::multiply_few(&queue, product, operands, extent)?,
+                    Fp8Path::Finished => {
+                        let unscaled = Fp8Operands { out: sums, ..operands };
+                        fp8_blas.multiply(blas, &kit.stream, product, &unscaled)?;
+                        linear_fp8::finish(&queue, product, operands, sums, extent)?;
+                    }
+                    Fp8Path::Scaled => {
+                        fp8_blas.multiply(blas, &kit.stream, product, &operands)?;
+                        match index {
+                            2 => {
+                                rows::gated_silu(&queue, Element::BF16, out, 12288, gated.address(), extent)?
+                            }
+                            1 | 3 => {
+                                let sum = (residual.address(), out);
+                                norm::add_norm(&queue, Element::BF16, sum, norm, x.address(), extent)?;
+                            }
+                            _ => {}
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+fn layer_of_bf16(kit: &mut Kit, weights: &DeviceMem, rows: usize) -> Result<f64, CudaError> {
+    let products: Vec<SmallProduct> = std::iter::zip(SHAPES, LAYER)
+        .enumerate()
+        .map(|(index, (&(_, outputs, inputs), out))| SmallProduct {
+            rows,
+            inputs,
+            outputs,
+            norms: index % 2 == 0,
+            out,
+        })
+        .collect();
+    let properties = kit.device.properties().clone();
+    kit.load(&products.iter().map(|product| product.program(&properties)).collect::<Vec<_>>())?;
+    let norm = zeros(kit, 4 * 4096)?;
+    let [x, gated, residual, out] =
+        [16384, 2 * 16384, 4 * 4096, 2 * 24576].map(|width| zeros(kit, rows * width));
+    let (x, gated, residual, out) = (x?, gated?, residual?, out?);
+    let header = kit.header(&[(0, rows as u32)])?;
+    let extent = RowExtent::rows(header.address(), rows);
+    let bytes: usize = SHAPES.iter().map(|(_, outputs, inputs)| 2 * outputs * inputs).sum();
+    timed(kit, bytes, |kit, offset| {
+        let mut offset = offset;
+        let places = [(&residual, &out), (&x, &residual), (&residual, &gated), (&gated, &residual)];
+        for (product, (x, out)) in std::iter::zip(&products, places) {
+            let operands = SmallOperands {
+                weight: weights.address().plus(offset),
+                bias: Address::NULL,
+                norm: (norm.address(), 1e-6),
+                x: x.address(),
+                out: out.address(),
+            };
+            offset += 2 * product.inputs * product.outputs;
+            // SAFETY: as above.
+            unsafe { linear_small::multiply(&kit.queue(), product, operands, extent) }?;
+        }
+        Ok(())
+    })
 }
 
 fn plain(
@@ -96,12 +234,11 @@ fn codes(
     let (memory, scales) = (zeros(kit, shape.bytes())?, zeros(kit, 4 * form.scales(outputs, inputs))?);
     let header = kit.header(&[(0, rows as u32)])?;
     let extent = RowExtent::rows(header.address(), rows);
-    kit.load(&[shape.program()])?;
-    if product.is_small() {
-        kit.load(&[product.program(&kit.device.properties().clone())])?;
-    } else {
+    kit.load(&product.programs(&kit.device.properties().clone()))?;
+    if product.path() != Fp8Path::Few {
         fp8_blas.choose(blas, &product)?;
     }
+    let unscaled = zeros(kit, 4 * rows.min(1024) * outputs)?;
     let time = |quantises: bool| {
         timed(kit, inputs * outputs, |kit, offset| {
             let operands = Fp8Operands {
@@ -116,10 +253,14 @@ fn codes(
                 if quantises {
                     quantise::rows(&kit.queue(), &shape, x, operands.x, extent)?;
                 }
-                if product.is_small() {
-                    linear_fp8::multiply_few(&kit.queue(), &product, operands, extent)
-                } else {
-                    fp8_blas.multiply(blas, &kit.stream, &product, &operands)
+                match product.path() {
+                    Fp8Path::Few => linear_fp8::multiply_few(&kit.queue(), &product, operands, extent),
+                    Fp8Path::Finished => {
+                        let sums = Fp8Operands { out: unscaled.address(), ..operands };
+                        fp8_blas.multiply(blas, &kit.stream, &product, &sums)?;
+                        linear_fp8::finish(&kit.queue(), &product, operands, unscaled.address(), extent)
+                    }
+                    Fp8Path::Scaled => fp8_blas.multiply(blas, &kit.stream, &product, &operands),
                 }
             }
         })

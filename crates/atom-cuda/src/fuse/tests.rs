@@ -106,14 +106,16 @@ fn products_of_fp8_take_in_the_same_if_rows_are_few_and_a_norm_in_any_case() {
         &["norm, Fp8 GatedSilu", "Fp8 Residual"],
         &head,
     ];
+    // Scales of outputs come in by a kernel behind the product up to 128 rows.
     assert_eq!(layer(16), few.concat());
+    assert_eq!(layer(128), few.concat());
     let many = [
         &["embed", "norm, Fp8 Activations", "rotate and cache", "attend", "Fp8 Activations", "add and norm"]
             [..],
         &["Fp8 Activations", "gated SiLU", "Fp8 Activations", "add and norm"],
         &head[1..],
     ];
-    assert_eq!(layer(17), many.concat());
+    assert_eq!(layer(129), many.concat());
 }
 
 #[test]

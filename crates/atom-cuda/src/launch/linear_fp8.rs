@@ -1,5 +1,5 @@
 //! Products with weights of e4m3 codes: by a kernel of our own for few rows, bound by the reading of weights, else by
-//! cuBLASLt. See kernels/linear_small_fp8.cu.
+//! cuBLASLt. See kernels/linear_small_fp8.cu and kernels/fp8_finish.cu.
 
 use crate::compile::Program;
 use crate::device::Properties;
@@ -25,6 +25,17 @@ pub struct Fp8Product {
     pub form: Fp8Form,
     /// What becomes of the sums. Many rows give activations or f32 only.
     pub out: SmallOut,
+}
+
+/// Who computes a [`Fp8Product`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fp8Path {
+    /// A kernel of our own, with what stands around it.
+    Few,
+    /// cuBLASLt without scales, whose sums a kernel scales, with what stands around it.
+    Finished,
+    /// cuBLASLt with scales.
+    Scaled,
 }
 
 /// Where the operands of a [`Fp8Product`] are.
@@ -53,9 +64,31 @@ struct Shape {
 }
 
 impl Fp8Product {
-    /// Whether it is one for the kernel of few rows.
-    pub fn is_small(&self) -> bool {
-        self.rows <= SMALL_ROWS_MAX
+    /// Who computes it. cuBLASLt 13.1 has one kernel for scales of rows and outputs, which is slow where rows are few (H200,
+    /// layers of Qwen3-8B: 119 us at 32 rows, 103 at 128, 112 at 256; without scales 68, 73, 96, and the finish comes to about
+    /// 2 us for each of four products).
+    pub fn path(&self) -> Fp8Path {
+        match (self.rows, self.form) {
+            (..=SMALL_ROWS_MAX, _) => Fp8Path::Few,
+            (..=FINISHED_ROWS_MAX, Fp8Form::Channel) => Fp8Path::Finished,
+            _ => Fp8Path::Scaled,
+        }
+    }
+
+    /// Whether an activation or an addition behind it can be taken in.
+    pub fn fuses(&self) -> bool {
+        self.path() != Fp8Path::Scaled
+    }
+
+    /// Bytes of scratch: codes and scales of x, and f32 sums where those are finished by a kernel.
+    pub fn scratch_bytes(&self) -> usize {
+        let sums = if self.path() == Fp8Path::Finished { 4 * self.rows * self.outputs } else { 0 };
+        self.sums_offset() + sums
+    }
+
+    /// Where sums are in the scratch.
+    pub(crate) fn sums_offset(&self) -> usize {
+        self.quantised().bytes().next_multiple_of(256)
     }
 
     /// The shape of x.
@@ -63,26 +96,39 @@ impl Fp8Product {
         QuantisedShape { rows: self.rows, inputs: self.inputs, form: self.form }
     }
 
-    /// What must be loaded for a product of few rows.
-    pub fn program(&self, properties: &Properties) -> Program {
-        self.program_of(self.shape_on(properties))
+    /// What must be loaded for it.
+    pub fn programs(&self, properties: &Properties) -> Vec<Program> {
+        let of_product = match self.path() {
+            Fp8Path::Few => Some(self.program_of(self.shape_on(properties))),
+            Fp8Path::Finished => Some(self.finish()),
+            Fp8Path::Scaled => None,
+        };
+        [self.quantised().program()].into_iter().chain(of_product).collect()
     }
 
-    fn program_of(&self, shape: Shape) -> Program {
-        let Shape { rows_max, run, warps, ring_kb } = shape;
+    fn out_define(&self) -> String {
         let out = match self.out {
             SmallOut::Activations => 0,
             SmallOut::F32 => 1,
             SmallOut::Residual => 2,
             SmallOut::GatedSilu => 3,
         };
+        format!("OUT={out}")
+    }
+
+    fn finish(&self) -> Program {
+        Program { source: "fp8_finish", defines: vec![self.out_define()] }
+    }
+
+    fn program_of(&self, shape: Shape) -> Program {
+        let Shape { rows_max, run, warps, ring_kb } = shape;
         let defines = [
             format!("ROWS_MAX={rows_max}"),
             format!("RUN={run}"),
             format!("WARPS={warps}"),
             format!("RING_KB={ring_kb}"),
             format!("GROUPS={}", u32::from(self.form == Fp8Form::Block)),
-            format!("OUT={out}"),
+            self.out_define(),
         ];
         Program { source: "linear_small_fp8", defines: defines.to_vec() }
     }
@@ -101,7 +147,7 @@ impl Fp8Product {
         let tiles = self.units().div_ceil(processors as usize) * per;
         [8, 4].iter().find_map(|&warps| {
             let runs = RUNS.iter().filter(|run| run.is_multiple_of(per)).filter_map(|&run| {
-                let half = (shared_max as usize + SHARED_OF_DRIVER) / 2;
+                let half = (shared_max as usize + SHARED_OF_DRIVER - SHARED_OF_QUANTISING) / 2;
                 let ring_kb = half.checked_sub(sums_bytes(rows_max, run, warps) + SHARED_OF_DRIVER)? / 1024;
                 let is_deep = ring_kb * 64 / self.places(rows_max, run, warps) >= 2;
                 is_deep.then_some(Shape { rows_max, run, warps, ring_kb })
@@ -145,7 +191,10 @@ pub unsafe fn multiply_few(
     operands: Fp8Operands,
     extent: RowExtent,
 ) -> Result<(), CudaError> {
-    assert!(product.is_small() && extent.capacity() <= product.rows, "{product:?} for {extent:?}");
+    assert!(
+        product.path() == Fp8Path::Few && extent.capacity() <= product.rows,
+        "{product:?} for {extent:?}"
+    );
     let properties = queue.stream.device().properties();
     let shape = product.shape_on(properties);
     let Fp8Operands { weight, weight_scales, bias, x, out } = operands;
@@ -170,6 +219,42 @@ pub unsafe fn multiply_few(
     // SAFETY: the caller's.
     unsafe { queue.launch_of(&product.program_of(shape), "linear_small_fp8", launch, &args) }
 }
+
+/// What cuBLASLt left to do of a product: see [`Fp8Path::Finished`]. `sums` is f32 `[rows, outputs]`.
+///
+/// # Safety
+/// As for [`multiply_few`].
+pub unsafe fn finish(
+    queue: &Queue<'_>,
+    product: &Fp8Product,
+    operands: Fp8Operands,
+    sums: Address,
+    extent: RowExtent,
+) -> Result<(), CudaError> {
+    assert!(extent.capacity() <= product.rows, "{product:?} for {extent:?}");
+    let mut finish = [0; 10];
+    let addresses = [sums, operands.weight_scales, operands.x.scales, operands.bias];
+    for (words, address) in finish.chunks_exact_mut(2).zip(addresses) {
+        words.copy_from_slice(&halves(address));
+    }
+    finish[8] = product.outputs as u32;
+    let chunks = product.outputs / product.per() / 8;
+    let pieces = chunks.div_ceil(FINISH_THREADS as usize) as u32;
+    let launch = Launch::new(extent.capacity() as u32, FINISH_THREADS).by(pieces, 1).overlapping();
+    let words = extent.words();
+    let args = [bytes(&finish), operands.out.into(), bytes(&words)];
+    // SAFETY: the caller's.
+    unsafe { queue.launch_of(&product.finish(), "fp8_finish", launch, &args) }
+}
+
+const FINISH_THREADS: u32 = 128;
+
+/// See [`Fp8Product::path`].
+const FINISHED_ROWS_MAX: usize = 128;
+
+/// Shared memory that two blocks leave to one that quantises the next rows: without it that block would keep one of the next
+/// product's from starting beside it.
+const SHARED_OF_QUANTISING: usize = 4096;
 
 /// Tiles that a block may sum together.
 const RUNS: &[usize] = &[1, 2, 3, 4, 6, 8];
@@ -196,7 +281,8 @@ mod tests {
                         assert!(rows <= rows_max);
                         assert!(ring_kb * 64 / product.places(rows_max, run, warps) >= 2, "{shape:?}");
                         let block = ring_kb * 1024 + sums_bytes(rows_max, run, warps) + SHARED_OF_DRIVER;
-                        assert!(2 * block <= shared_max as usize + SHARED_OF_DRIVER, "{shape:?}");
+                        let two = 2 * block + SHARED_OF_QUANTISING;
+                        assert!(two <= shared_max as usize + SHARED_OF_DRIVER, "{shape:?}");
                     }
                 }
             }
