@@ -1,12 +1,12 @@
 //! Checks of every kernel on a GPU against references on the CPU, with fresh random inputs.
 //!
-//! `gpu_check [FAMILY ..]` runs all families or those named (`fp8_bench`, which checks nothing and prints times, only if
-//! it is named); `ATOM_CHECK_SEED` repeats a run. Ends in
-//! `N passed, N failed`.
+//! `gpu_check [FAMILY ..]` runs all families or those named (`fp8_bench` and `experts_bench`, which check nothing and print
+//! times, only if they are named); `ATOM_CHECK_SEED` repeats a run. Ends in `N passed, N failed`.
 
 mod attend;
 mod blas;
 mod experts;
+mod experts_bench;
 mod experts_fp8;
 mod fp8;
 mod fp8_bench;
@@ -40,7 +40,8 @@ const FAMILIES: &[(&str, Checks)] = &[
     ("sample", sample::checks),
 ];
 
-const BENCHES: &[(&str, Checks)] = &[("fp8_bench", fp8_bench::bench)];
+const BENCHES: &[(&str, Checks)] =
+    &[("fp8_bench", fp8_bench::bench), ("experts_bench", experts_bench::bench)];
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
