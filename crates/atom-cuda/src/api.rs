@@ -93,6 +93,9 @@ table! {
     fn cuMemcpyDtoHAsync_v2(
         to: *mut c_void, from: cu::CUdeviceptr, bytes: usize, stream: cu::CUstream,
     ) -> cu::CUresult;
+    fn cuMemcpyDtoDAsync_v2(
+        to: cu::CUdeviceptr, from: cu::CUdeviceptr, bytes: usize, stream: cu::CUstream,
+    ) -> cu::CUresult;
     fn cuMemsetD8Async(to: cu::CUdeviceptr, value: u8, count: usize, stream: cu::CUstream) -> cu::CUresult;
     fn cuStreamCreate(stream: *mut cu::CUstream, flags: c_uint) -> cu::CUresult;
     fn cuStreamDestroy_v2(stream: cu::CUstream) -> cu::CUresult;
@@ -162,6 +165,7 @@ table! {
     /// Matrix products.
     CublasLt, Kind::CublasLt, CublasLtCalls;
     fn cublasLtGetStatusString(status: lt::cublasStatus_t) -> *const c_char;
+    fn cublasLtGetVersion() -> usize;
     fn cublasLtCreate(handle: *mut lt::cublasLtHandle_t) -> lt::cublasStatus_t;
     fn cublasLtDestroy(handle: lt::cublasLtHandle_t) -> lt::cublasStatus_t;
     fn cublasLtMatmulDescCreate(
@@ -188,6 +192,15 @@ table! {
         b: lt::cublasLtMatrixLayout_t, c: lt::cublasLtMatrixLayout_t, d: lt::cublasLtMatrixLayout_t,
         preference: lt::cublasLtMatmulPreference_t, asked: c_int,
         found: *mut lt::cublasLtMatmulHeuristicResult_t, count: *mut c_int,
+    ) -> lt::cublasStatus_t;
+    fn cublasLtMatmulAlgoConfigGetAttribute(
+        algorithm: *const lt::cublasLtMatmulAlgo_t, attribute: lt::cublasLtMatmulAlgoConfigAttributes_t,
+        value: *mut c_void, bytes: usize, written: *mut usize,
+    ) -> lt::cublasStatus_t;
+    fn cublasLtMatmulAlgoCheck(
+        handle: lt::cublasLtHandle_t, desc: lt::cublasLtMatmulDesc_t, a: lt::cublasLtMatrixLayout_t,
+        b: lt::cublasLtMatrixLayout_t, c: lt::cublasLtMatrixLayout_t, d: lt::cublasLtMatrixLayout_t,
+        algorithm: *const lt::cublasLtMatmulAlgo_t, found: *mut lt::cublasLtMatmulHeuristicResult_t,
     ) -> lt::cublasStatus_t;
     fn cublasLtMatmul(
         handle: lt::cublasLtHandle_t, desc: lt::cublasLtMatmulDesc_t, alpha: *const c_void,

@@ -1,18 +1,24 @@
 //! [`CudaBackend`]: one rank on one GPU.
 
+mod operators;
+
+pub use operators::{OperatorTime, StepTimes};
+
 use crate::blas::Blas;
 use crate::blas_fp8::Fp8Blas;
 use crate::compile::Program;
-use crate::device::{Event, Stream};
+use crate::device::{Device, Event, Stream};
 use crate::error::CudaError;
-use crate::fuse::{FusedFp8, Step, fuse};
+use crate::few_rows::FewRows;
+use crate::fuse::{Fused, FusedFp8, Step, fuse};
 use crate::gpu::Gpu;
+use crate::graph::Graph;
 use crate::kernels::Queue;
 use crate::launch::attend::{AttendHeads, AttendKernels};
 use crate::launch::experts::Experts;
 use crate::launch::rope::CacheLayer;
 use crate::memory::{Address, DeviceMem, Pinned};
-use crate::plan::{Plan, attend_heads, check_kv, check_model, experts_shape, work};
+use crate::plan::{COUNTS_BYTES, Plan, attend_heads, check_kv, check_model, experts_shape, work};
 use crate::record::{Capture, Recorded, not_built};
 use crate::sampler::Sampler;
 use crate::staging::Staging;
@@ -39,6 +45,8 @@ pub struct CudaBackend {
     stream: Stream,
     plan: Plan,
     expert_rows: ExpertRows,
+    /// Steps count the different experts that their rows choose, where they can.
+    counts_experts: bool,
     /// Whose calls the driver takes for this GPU.
     bound: Option<ThreadId>,
     gpu: Gpu,
@@ -55,6 +63,7 @@ pub(crate) struct Reserved {
     pub(crate) sampler: Option<Sampler>,
     pub(crate) attention: Attention,
     pub(crate) experts: DeviceMem,
+    counts: Option<ExpertCounts>,
     cache: DeviceMem,  // [layers][keys, values][pages, kv_heads, page_size, head_dim]
     page_bytes: usize, // of one layer's keys
     host: Staging,
@@ -69,6 +78,13 @@ struct Flight {
     turn: usize,
     sampled: usize,
     expert_rows: ExpertRows,
+    counts_experts: bool,
+}
+
+/// How many different experts the rows of a step choose: the device's sum, and what is brought back of it.
+struct ExpertCounts {
+    sum: DeviceMem,
+    found: [Pinned; FLIGHTS_MAX],
 }
 
 /// How this model's attention is computed.
@@ -84,18 +100,19 @@ impl CudaBackend {
     pub fn new(mut gpu: Gpu, plan: &Plan) -> Result<Self, OpsError> {
         gpu.device.bind()?;
         gpu.load(&BASE_PROGRAMS.map(Program::plain))?;
-        let stays = crate::fp8::stays(plan.sizes.element, gpu.device.properties());
+        let stays = crate::fp8::stays(plan.sizes.element, plan.sizes.order, gpu.device.properties());
         Ok(Self {
             recordings: Vec::new(),
             reserved: None,
             fp8_blas: Fp8Blas::default(),
-            blas: Blas::new(&gpu.cublaslt, &gpu.device)?,
+            blas: Blas::new(&gpu.cublaslt, &gpu.device, plan.sizes.order, gpu.cache.as_deref())?,
             weights: DeviceMem::new(&gpu.device, plan.sizes.weights)?,
             shelf: Shelf::new(plan.sizes.element, stays),
             carrier: Some(Carrier::new(&gpu.device)?),
             stream: gpu.device.stream()?,
             plan: *plan,
             expert_rows: ExpertRows::default(),
+            counts_experts: false,
             bound: Some(std::thread::current().id()),
             gpu,
         })
@@ -180,13 +197,17 @@ impl Backend for CudaBackend {
         self.bind()?;
         let reserved = self.reserved.as_ref().ok_or_else(|| early("record"))?;
         let (element, properties) = (self.shelf.element(), self.gpu.device.properties());
+        let order = self.plan.sizes.order;
         let shapes = recording.ops().iter().filter_map(|op| experts_shape(&recording, op, element));
         let mut programs: Vec<Program> =
-            shapes.flat_map(|shape| Experts::new(shape, properties).programs()).collect();
-        let steps = fuse(&recording, element, |weight| self.shelf.codes(weight), properties);
+            shapes.flat_map(|shape| Experts::in_order(shape, order, properties).programs()).collect();
+        let steps = fuse(&recording, element, order, |weight| self.shelf.codes(weight), properties);
         for step in &steps {
             match step {
-                Step::Product(fused) => programs.push(fused.product.program(properties)),
+                Step::Product(Fused { product, .. }) => {
+                    let kernel = FewRows::choose(product, order, properties);
+                    programs.extend(kernel.map(|kernel| kernel.program(product, properties)));
+                }
                 Step::Fp8(FusedFp8 { product, .. }) => programs.extend(product.programs(properties)),
                 Step::Op(_) | Step::Norm { .. } => {}
             }
@@ -200,6 +221,7 @@ impl Backend for CudaBackend {
             fp8_blas: &self.fp8_blas,
             shelf: &self.shelf,
             weights: self.weights.address(),
+            weights_bytes: self.weights.bytes(),
             reserved,
         };
         let recorded = capture.record(&recording, &steps)?;
@@ -222,6 +244,7 @@ impl Backend for CudaBackend {
         _: &dyn Collectives,
     ) -> Result<(), OpsError> {
         self.bind()?;
+        self.blas.report();
         let reserved = self.reserved.as_mut().ok_or_else(|| early("launch"))?;
         let recorded = self.recordings[recording].as_ref().expect("it was not given up");
         assert!(reserved.flights.len() < FLIGHTS_MAX, "{FLIGHTS_MAX} steps are in flight");
@@ -237,7 +260,11 @@ impl Backend for CudaBackend {
         }
         // SAFETY: this half of the staging buffer is not touched before the step was waited for.
         unsafe { reserved.staging.upload(&self.stream, 0, &reserved.host.bytes()[..used]) }?;
-        recorded.graph.launch(&self.stream)?;
+        let counting = recorded.counting.as_ref().filter(|_| self.counts_experts);
+        match (counting, &mut reserved.counts) {
+            (Some(graph), Some(counts)) => counts.launch(graph, &self.stream, turn)?,
+            _ => recorded.graph.launch(&self.stream)?,
+        }
         let sampled = if reserved.sampler.is_some() { inputs.out.len() } else { 0 };
         if let Some(sampler) = &mut reserved.sampler {
             sampler.fetch(&self.stream, turn, sampled)?;
@@ -245,8 +272,10 @@ impl Backend for CudaBackend {
         self.stream.mark(&reserved.ends[turn])?;
         let rows = inputs.tokens.len() as u64;
         let (chosen, computed) = recorded.choices;
-        let expert_rows = ExpertRows { chosen: rows * chosen as u64, computed: rows * computed as u64 };
-        reserved.flights.push_back(Flight { turn, sampled, expert_rows });
+        let (chosen, computed) = (rows * chosen as u64, rows * computed as u64);
+        let expert_rows = ExpertRows { chosen, computed, distinct: 0 };
+        let counts_experts = counting.is_some();
+        reserved.flights.push_back(Flight { turn, sampled, expert_rows, counts_experts });
         Ok(())
     }
 
@@ -259,6 +288,9 @@ impl Backend for CudaBackend {
             sampler.read(flight.turn, &mut results[..flight.sampled]);
         }
         self.expert_rows = flight.expert_rows;
+        if let Some(counts) = reserved.counts.as_ref().filter(|_| flight.counts_experts) {
+            self.expert_rows.distinct = counts.found(flight.turn);
+        }
         Ok(())
     }
 
@@ -269,6 +301,10 @@ impl Backend for CudaBackend {
         if let Err(error) = self.stream.wait() {
             tracing::warn!("waiting for steps that are given up: {error}");
         }
+    }
+
+    fn count_experts(&mut self, counts: bool) {
+        self.counts_experts = counts;
     }
 
     fn expert_rows(&self) -> ExpertRows {
@@ -300,7 +336,7 @@ impl Reserved {
         let attention = Attention {
             heads,
             kernels: AttendKernels::new(properties, sizes.element, &heads),
-            work: work(reserve, properties, sizes.element),
+            work: work(reserve, properties, sizes.element, sizes.order),
             scratch: DeviceMem::new(device, sizes.attention)?,
         };
         // Counters start at 0, and every launch leaves them so.
@@ -320,6 +356,7 @@ impl Reserved {
             flights: VecDeque::with_capacity(FLIGHTS_MAX),
             attention,
             experts: DeviceMem::new(device, sizes.experts)?,
+            counts: if sizes.counts > 0 { Some(ExpertCounts::new(device)?) } else { None },
             cache,
             page_bytes: sizes.page / (2 * reserve.layers.max(1)),
             reserve: reserve.clone(),
@@ -330,6 +367,14 @@ impl Reserved {
         reserved.cache.fill(stream, 0, reserved.cache.bytes(), 0)?;
         stream.wait()?;
         Ok(reserved)
+    }
+
+    /// Where experts are counted.
+    pub(crate) fn counts(&self) -> Result<Address, OpsError> {
+        let counts = self.counts.as_ref().map(|counts| counts.sum.address());
+        counts.ok_or_else(|| {
+            OpsError::Memory("a recording counts experts and none was planned that does".into())
+        })
     }
 
     /// Keys and values of a layer.
@@ -384,6 +429,25 @@ impl Reserved {
         let spans: usize = inputs.spans.iter().map(|span| span.rows as usize).sum();
         assert_eq!(spans, rows, "spans cover all rows");
         assert!(inputs.spans.iter().all(|span| (span.slot.0 as usize) < reserve.slots), "slots");
+    }
+}
+
+impl ExpertCounts {
+    fn new(device: &Device) -> Result<Self, CudaError> {
+        let found = || Pinned::new(device, COUNTS_BYTES);
+        Ok(Self { sum: DeviceMem::new(device, COUNTS_BYTES)?, found: [found()?, found()?] })
+    }
+
+    /// Queues a step that counts, between what that takes: two calls of the driver more than other steps.
+    fn launch(&mut self, graph: &Graph, stream: &Stream, turn: usize) -> Result<(), CudaError> {
+        self.sum.fill(stream, 0, COUNTS_BYTES, 0)?;
+        graph.launch(stream)?;
+        // SAFETY: it is read after the step has been waited for, and its turn comes again after that.
+        unsafe { self.sum.download(stream, 0, &mut self.found[turn]) }
+    }
+
+    fn found(&self, turn: usize) -> u64 {
+        u64::from_le_bytes(self.found[turn][..COUNTS_BYTES].try_into().expect("8 bytes"))
     }
 }
 

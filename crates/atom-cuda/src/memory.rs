@@ -104,6 +104,16 @@ impl DeviceMem {
         stream.wait()
     }
 
+    /// Queues a copy of all of `from`, which is as large.
+    pub fn copy(&self, stream: &Stream, from: &Self) -> Result<(), CudaError> {
+        assert_eq!(self.bytes, from.bytes, "a copy of equals");
+        let driver = self.device.driver();
+        // SAFETY: both are alive and of this size; the driver frees neither before the stream has passed the copy.
+        let result =
+            unsafe { driver.cuMemcpyDtoDAsync_v2(self.address, from.address, self.bytes, stream.handle()) };
+        driver.check("cuMemcpyDtoDAsync", result)
+    }
+
     /// Queues a fill of `bytes` from `offset` with one byte. 0xff makes NaN of every float type.
     pub fn fill(&self, stream: &Stream, offset: usize, bytes: usize, value: u8) -> Result<(), CudaError> {
         assert!(offset <= self.bytes && bytes <= self.bytes - offset, "a fill within its target");

@@ -141,6 +141,10 @@ pub trait Backend: LoadWeights + Send {
         false
     }
 
+    /// From the next launch on, steps of recordings that [can](Recording::counting_experts) count the different
+    /// experts that their rows choose; or no longer, as it is at first. Costs time.
+    fn count_experts(&mut self, counts: bool);
+
     /// What went to experts in the step that was finished last, over all layers.
     fn expert_rows(&self) -> ExpertRows;
 }
@@ -152,6 +156,9 @@ pub struct ExpertRows {
     pub chosen: u64,
     /// Choices, of whatever lane's rows, that this rank computed its share of.
     pub computed: u64,
+    /// Different experts of a layer that this rank's own rows chose, summed over layers; 0 where they were not
+    /// counted, see [`Backend::count_experts`].
+    pub distinct: u64,
 }
 
 /// Meetings inside a recording, called by each rank's thread in recording order.

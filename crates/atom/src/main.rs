@@ -21,6 +21,7 @@ mod replay;
 mod serve;
 mod simulate;
 mod source;
+mod step_bench;
 mod steps;
 mod text;
 
@@ -41,7 +42,9 @@ fn main() -> ExitCode {
         Command::Pull(args) => models::pull(&args),
         Command::List(args) => models::list(&args),
         Command::Inspect(args) => inspect::run(&args),
-        Command::Bench(args) => bench::run(args),
+        Command::Bench(args) => {
+            bench::run(args, given.subcommand_matches("bench").expect("it is the command"))
+        }
         Command::Sim(args) => simulate::run(&args),
         Command::Replay(args) => replay::run(&args),
     };
