@@ -248,7 +248,7 @@ impl Blas {
 impl Drop for Blas {
     fn drop(&mut self) {
         // SAFETY: nobody else has the handle.
-        let _ = unsafe { self.library.cublasLtDestroy(self.handle) };
+        self.workspace.device().release(|_| unsafe { self.library.cublasLtDestroy(self.handle) });
     }
 }
 

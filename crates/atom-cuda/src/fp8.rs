@@ -64,11 +64,7 @@ impl Fp8Form {
 
 /// Whether weights of FP8 checkpoints stay codes beside activations of this type on such a GPU; else the reason. cuBLASLt
 /// knows scales of rows and blocks on compute capability 9.0 alone.
-pub(crate) fn stays(
-    element: Element,
-    order: SumOrder,
-    properties: &Properties,
-) -> Result<(), &'static str> {
+pub(crate) fn stays(element: Element, order: SumOrder, properties: &Properties) -> Result<(), &'static str> {
     match (element, order, properties.capability) {
         (Element::F32, ..) => Err("--dtype float32 computes in f32"),
         (Element::BF16, SumOrder::Fixed, _) => Err("--deterministic has no products in FP8 yet"),

@@ -49,6 +49,7 @@ macro_rules! sources {
 
 sources! {
     "step" &[&[]];
+    "step_end" &[&[]];
     "weights" &[&[]];
     "rows" &[&[]];
     "norm" &[&[]];

@@ -52,6 +52,11 @@ impl DeviceMem {
         Address(self.address)
     }
 
+    /// Its GPU.
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// How much it is.
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -130,9 +135,8 @@ impl DeviceMem {
 impl Drop for DeviceMem {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            let _ = self.device.bind();
             // SAFETY: nobody else frees it; the driver waits for work that uses it.
-            let _ = unsafe { self.device.driver().cuMemFree_v2(self.address) };
+            self.device.release(|driver| unsafe { driver.cuMemFree_v2(self.address) });
         }
     }
 }
@@ -154,7 +158,10 @@ impl Pinned {
         let mut start: *mut c_void = std::ptr::null_mut();
         // SAFETY: the place lives for the call. Portable memory is pinned for every context of the process.
         let result = unsafe { device.driver().cuMemHostAlloc(&raw mut start, bytes, HOST_ALLOC_PORTABLE) };
-        device.driver().check("cuMemHostAlloc", result)?;
+        device
+            .driver()
+            .check("cuMemHostAlloc", result)
+            .map_err(|error| error.with_bytes(bytes, "pinned memory"))?;
         // SAFETY: the driver gave `bytes` writable bytes.
         unsafe { start.cast::<u8>().write_bytes(0, bytes) };
         Ok(Self { device: device.clone(), start: start.cast(), bytes })
@@ -179,9 +186,8 @@ impl DerefMut for Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        let _ = self.device.bind();
         // SAFETY: nobody else frees it.
-        let _ = unsafe { self.device.driver().cuMemFreeHost(self.start.cast()) };
+        self.device.release(|driver| unsafe { driver.cuMemFreeHost(self.start.cast()) });
     }
 }
 

@@ -150,7 +150,8 @@ impl Scene<'_> {
                     OpsError::Weights(what) => OpsError::Weights(format!("{}: {what}", step.name())),
                     other => other,
                 })
-            })
+            })?;
+            self.end()
         })
     }
 
@@ -158,6 +159,14 @@ impl Scene<'_> {
         let (updates, tables) = (self.staged(self.layout.updates), self.with.reserved.tables.address());
         // SAFETY: replays write as many entries as the header says, each within the tables.
         unsafe { step::update_tables(&self.with.queue, self.header(), updates, tables) }?;
+        Ok(())
+    }
+
+    fn end(&self) -> Result<(), OpsError> {
+        let reserved = self.with.reserved;
+        let results = reserved.sampler.as_ref().map_or(Address::NULL, |sampler| sampler.results());
+        // SAFETY: results are for the reserve's out rows, as the landing is; kernels of sampling come before.
+        unsafe { reserved.landing.record(&self.with.queue, self.header(), results) }?;
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use atom_base::ScoredToken;
 use atom_weights::Tensor;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 use thiserror::Error;
 
 /// A weight that a backend has loaded.
@@ -166,6 +167,11 @@ pub struct ExpertRows {
 /// Every member passes the same `capacity`; real counts are known to all from the group's step.
 /// Sums are made in f32 in member order, so every member gets the same bits.
 pub trait Collectives: Sync {
+    /// How long a step may take once those before it have ended: the deadline of every wait within it.
+    fn patience(&self) -> Duration {
+        PATIENCE
+    }
+
     /// This rank's place in the communicator.
     fn member(&self, comm: Comm) -> usize;
 
@@ -211,3 +217,6 @@ pub trait Collectives: Sync {
         out: &mut [f32],
     ) -> Result<(), OpsError>;
 }
+
+/// Where nobody measures: as for a first replay.
+const PATIENCE: Duration = Duration::from_secs(60);

@@ -7,6 +7,7 @@ pub mod hooked;
 pub mod hosts;
 pub mod kept;
 pub mod spoil;
+pub mod sums;
 pub mod trace;
 
 use atom_base::{
