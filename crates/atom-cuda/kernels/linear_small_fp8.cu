@@ -17,7 +17,9 @@
 // then the tiles of W.
 //
 // Launch contract. inputs is a multiple of 16; x, W start on 16 bytes; block.x = 32 * WARPS; dynamic shared memory RING_KB
-// KiB. Any grid is right: outputs are given out in units of 8 (OUT 3: 8 pairs; outputs / 2 is a multiple of 8), see `each` and
+// KiB, and registers, such that two blocks leave room for one of quantise.cu: without it that block takes the place of the next
+// product's on its multiprocessor, whose weights another one has to read beside its own (10 us of 36 for 100 MB). Any grid is
+// right: outputs are given out in units of 8 (OUT 3: 8 pairs; outputs / 2 is a multiple of 8), see `each` and
 // `extra`. `extent` is that of x.
 #include "rows.cuh"
 #include "e4m3.cuh"
@@ -153,7 +155,7 @@ struct Inputs {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) linear_small_fp8(Linear l, const u8* x, Y* out, Extent extent) {
+extern "C" __global__ void __maxnreg__(104) linear_small_fp8(Linear l, const u8* x, Y* out, Extent extent) {
     extern __shared__ uint4 ring[];
     __shared__ float partial[WARPS][T][HALVES * HALF_ROWS * 8];
     let_next_start();

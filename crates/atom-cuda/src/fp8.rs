@@ -6,6 +6,7 @@
 
 use crate::device::Properties;
 use crate::element::Element;
+use crate::order::SumOrder;
 use atom_ops::Slice;
 use atom_weights::DType;
 
@@ -63,11 +64,12 @@ impl Fp8Form {
 
 /// Whether weights of FP8 checkpoints stay codes beside activations of this type on such a GPU; else the reason. cuBLASLt
 /// knows scales of rows and blocks on compute capability 9.0 alone.
-pub(crate) fn stays(element: Element, properties: &Properties) -> Result<(), &'static str> {
-    match (element, properties.capability) {
-        (Element::F32, _) => Err("--dtype float32 computes in f32"),
-        (Element::BF16, (9, 0)) => Ok(()),
-        (Element::BF16, _) => Err("FP8 products need a GPU of compute capability 9.0"),
+pub(crate) fn stays(element: Element, order: SumOrder, properties: &Properties) -> Result<(), &'static str> {
+    match (element, order, properties.capability) {
+        (Element::F32, ..) => Err("--dtype float32 computes in f32"),
+        (Element::BF16, SumOrder::Fixed, _) => Err("--deterministic has no products in FP8 yet"),
+        (Element::BF16, SumOrder::Fastest, (9, 0)) => Ok(()),
+        (Element::BF16, SumOrder::Fastest, _) => Err("FP8 products need a GPU of compute capability 9.0"),
     }
 }
 

@@ -8,9 +8,11 @@
 use crate::buffers::{Use, elements, uses};
 use crate::device::Properties;
 use crate::element::Element;
+use crate::few_rows::FewRows;
 use crate::fp8::Fp8Form;
 use crate::launch::linear_fp8::Fp8Product;
 use crate::launch::linear_small::{SmallOut, SmallProduct};
+use crate::order::SumOrder;
 use atom_ops::{Buf, Op, Recording, Weight};
 
 /// One step of a recording.
@@ -86,11 +88,12 @@ impl Step<'_> {
 pub(crate) fn fuse<'a>(
     recording: &'a Recording,
     element: Element,
+    order: SumOrder,
     codes: impl Fn(Weight) -> Option<Fp8Form>,
     properties: &Properties,
 ) -> Vec<Step<'a>> {
     let takes = |product: &SmallProduct| {
-        element == Element::BF16 && product.is_possible(properties) && product.pays()
+        element == Element::BF16 && FewRows::choose(product, order, properties).is_some()
     };
     fuse_where(recording, element, codes, takes)
 }

@@ -49,6 +49,7 @@ macro_rules! sources {
 
 sources! {
     "step" &[&[]];
+    "step_end" &[&[]];
     "weights" &[&[]];
     "rows" &[&[]];
     "norm" &[&[]];
@@ -67,7 +68,14 @@ sources! {
         &["ROWS_MAX=16", "RUN=6", "WARPS=8", "RING_KB=88", "GROUPS=1", "OUT=3"],
     ];
     "fp8_finish" &[&["OUT=0"], &["OUT=1"], &["OUT=2"], &["OUT=3"]];
-    "quantise" &[&["HELD=2", "GROUPS=0"], &["HELD=2", "GROUPS=1"], &["HELD=4", "GROUPS=0"], &["HELD=4", "GROUPS=1"]];
+    "quantise" &[&["HELD=2", "GROUPS=0"], &["HELD=4", "GROUPS=1"], &["HELD=6", "GROUPS=0"]];
+    "linear_rows" &[
+        &["CLUSTER=1", "EACH=16", "STAGES=11", "OUT=0"],
+        &["CLUSTER=2", "EACH=8", "STAGES=12", "OUT=1"],
+        &["CLUSTER=2", "EACH=16", "STAGES=11", "OUT=2"],
+        &["CLUSTER=1", "EACH=32", "STAGES=9", "OUT=3"],
+        &["CLUSTER=2", "EACH=64", "STAGES=6", "OUT=3"],
+    ];
     "attend_simple" &[&[]];
     "attend_split" &[&["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"], &["WIDTH=128", "SMALL_SHARED"]];
     "attend_tiles" &[&["WIDTH=64"], &["WIDTH=96"], &["WIDTH=128"], &["WIDTH=256"]];

@@ -112,7 +112,7 @@ fn codes(kit: &mut Kit, form: Fp8Form, inputs: usize) -> Result<(), CudaError> {
     for (row, x) in x.chunks_mut(inputs).enumerate() {
         match row {
             1 => x.fill(0.0),
-            2 => x.iter_mut().for_each(|x| *x *= 1e38),
+            2 => x.iter_mut().for_each(|x| *x *= 1e37),
             3 => x.iter_mut().for_each(|x| *x *= 1e-38),
             4 => x[inputs / 2] = f32::NAN,
             5 => x[inputs - 1] = f32::NEG_INFINITY,
@@ -135,7 +135,8 @@ fn codes(kit: &mut Kit, form: Fp8Form, inputs: usize) -> Result<(), CudaError> {
     let (mut wrong_codes, mut wrong_scales) = (0, 0);
     for &row in &rows.real {
         let expected = quantised(&x[row * inputs..][..inputs], form);
-        wrong_codes += found[row * inputs..].iter().zip(&expected.codes).filter(|(a, b)| a != b).count();
+        wrong_codes +=
+            found[row * inputs..].iter().zip(&expected.codes).filter(|&(&a, &b)| !is_same(a, b)).count();
         for (group, scale) in expected.scales.iter().enumerate() {
             let bytes = &found[scale_at(row, group)..][..4];
             let found = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
@@ -169,6 +170,11 @@ fn codes(kit: &mut Kit, form: Fp8Form, inputs: usize) -> Result<(), CudaError> {
     })?;
     kit.check(&format!("{name} of norms"), apart == together, "differ from norms that are quantised later");
     Ok(())
+}
+
+/// Whatever the sign of NaN.
+fn is_same(a: u8, b: u8) -> bool {
+    a == b || (a & b & 0x7f) == 0x7f
 }
 
 fn quantise_on(

@@ -30,6 +30,7 @@ const FAMILIES: &[(&str, Checks)] = &[
     ("blas", blas::checks),
     ("linear_small", linear_small::checks),
     ("fp8", fp8::checks),
+    ("linear_rows", linear_small::checks_of_rows),
     ("rows", rows::checks),
     ("norm", norm::checks),
     ("rope", rope::checks),

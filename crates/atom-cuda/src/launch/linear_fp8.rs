@@ -256,8 +256,8 @@ const FINISHED_ROWS_MAX: usize = 128;
 /// product's from starting beside it.
 const SHARED_OF_QUANTISING: usize = 4096;
 
-/// Tiles that a block may sum together.
-const RUNS: &[usize] = &[1, 2, 3, 4, 6, 8];
+/// Tiles that a block may sum together. 8 would take more registers than leave room for a third block that quantises.
+const RUNS: &[usize] = &[1, 2, 3, 4, 6];
 
 /// Bytes of shared memory that the driver takes for each block, compute capability 8.0 to 12.0.
 const SHARED_OF_DRIVER: usize = 1024;

@@ -66,13 +66,14 @@ impl QuantisedShape {
         Program::with("quantise", &[&format!("HELD={}", self.held()), groups])
     }
 
-    /// Chunks of 8 that a thread holds. 2 as in norm.cu, where that is enough: sums of squares are then the same.
+    /// Chunks of 8 that a thread holds: as many as it takes for blocks of few threads.
     fn held(&self) -> usize {
-        if self.inputs <= 16 * 1024 { 2 } else { 4 }
+        let held = [2, 4].into_iter().find(|held| self.inputs <= 8 * held * SMALL_THREADS);
+        held.unwrap_or(6)
     }
 
-    fn launch(&self, queue: &Queue<'_>) -> Launch {
-        let threads = self.inputs.div_ceil(8 * self.held()).next_multiple_of(32).max(32);
+    fn launch(&self, queue: &Queue<'_>, held: usize) -> Launch {
+        let threads = self.inputs.div_ceil(8 * held).next_multiple_of(32);
         assert!(threads <= 1024 && self.inputs.is_multiple_of(16), "{self:?}");
         let blocks = queue.processors() as usize * (THREADS_RESIDENT / threads).clamp(1, BLOCKS_MAX);
         Launch::new(self.rows.min(blocks) as u32, threads as u32).overlapping()
@@ -127,7 +128,7 @@ unsafe fn rows_then(
     let (out, words) = (shape.words(out, in_turn), extent.words());
     let args = [x.into(), (shape.inputs as u32).into(), bytes(&out), bytes(&words)];
     // SAFETY: the caller's.
-    unsafe { queue.launch_of(&shape.program(), "quantise_bf16", shape.launch(queue), &args) }
+    unsafe { queue.launch_of(&shape.program(), "quantise_bf16", shape.launch(queue, shape.held()), &args) }
 }
 
 /// The norm of rows of the f32 residual, rounded to bf16 first.
@@ -153,9 +154,13 @@ pub unsafe fn normed_rows(
         bytes(&words),
     ];
     // SAFETY: the caller's.
-    unsafe { queue.launch_of(&shape.program(), "quantise_norm_bf16", shape.launch(queue), &args) }
+    unsafe { queue.launch_of(&shape.program(), "quantise_norm_bf16", shape.launch(queue, NORM_HELD), &args) }
 }
 
+/// As in norm.cu: sums of squares are then the same.
+const NORM_HELD: usize = 2;
+/// Such a block finds room beside two that multiply.
+const SMALL_THREADS: usize = 256;
 /// As in norm.rs.
 const THREADS_RESIDENT: usize = 1024;
 /// As in norm.rs.
