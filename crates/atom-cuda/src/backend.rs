@@ -236,10 +236,11 @@ impl Backend for CudaBackend {
         let reserved = self.reserved.as_ref().ok_or_else(|| early("record"))?;
         let (element, properties) = (self.shelf.element(), self.gpu.device.properties());
         let order = self.plan.sizes.order;
-        let shapes = recording.ops().iter().filter_map(|op| experts_shape(&recording, op, &self.shelf));
+        let codes = |weight| self.shelf.codes(weight);
+        let shapes = recording.ops().iter().filter_map(|op| experts_shape(&recording, op, element, codes));
         let mut programs: Vec<Program> =
             shapes.flat_map(|shape| Experts::in_order(shape, order, properties).programs()).collect();
-        let steps = fuse(&recording, element, order, |weight| self.shelf.codes(weight), properties);
+        let steps = fuse(&recording, element, order, codes, properties);
         for step in &steps {
             match step {
                 Step::Product(Fused { product, .. }) => {

@@ -115,7 +115,8 @@ impl Sizer {
         self.room = self.room.max(Places::new(recording, &steps, self.shelf.element()).bytes);
         let limits = limits(reserve, &self.properties, self.shelf.element(), self.order);
         self.staging = self.staging.max(Layout::new(&recording.shape(), &limits).end);
-        let experts = recording.ops().iter().filter_map(|op| experts_shape(recording, op, &self.shelf));
+        let shape = |op| experts_shape(recording, op, self.shelf.element(), codes);
+        let experts = recording.ops().iter().filter_map(shape);
         let bytes = experts
             .map(|shape| Experts::in_order(shape, self.order, &self.properties).workspace_bytes())
             .max();
@@ -279,8 +280,13 @@ pub(crate) fn sample_memory(reserve: &Reserve) -> SampleMemory {
     SampleMemory::new(reserve.vocab, reserve.top.out_rows, reserve.slots)
 }
 
-/// The shape of an operator of experts, `None` for others.
-pub(crate) fn experts_shape(recording: &Recording, op: &Op, shelf: &Shelf) -> Option<ExpertsShape> {
+/// The shape of an operator of experts, `None` for others. `codes` says which weights are FP8.
+pub(crate) fn experts_shape(
+    recording: &Recording,
+    op: &Op,
+    element: Element,
+    codes: impl Fn(Weight) -> Option<fp8::Fp8Form>,
+) -> Option<ExpertsShape> {
     let Op::Experts { x, gate_up, spec, .. } = op else { return None };
     let (shape, buffer) = (recording.shape(), recording.buffers()[usize::from(x.0)]);
     let lanes = if buffer.extent == Extent::GroupRows { shape.lanes } else { 1 };
@@ -292,8 +298,8 @@ pub(crate) fn experts_shape(recording: &Recording, op: &Op, shelf: &Shelf) -> Op
         held: spec.held,
         hidden: buffer.width,
         width: spec.width,
-        element: shelf.element(),
-        fp8: shelf.codes(*gate_up),
+        element,
+        fp8: codes(*gate_up),
     })
 }
 

@@ -498,7 +498,8 @@ impl Scene<'_> {
         };
         let hidden = self.spec(x).width;
         self.same_type(x, out)?;
-        let shape = experts_shape(self.recording, op, self.with.shelf).expect("called for experts");
+        let codes = |weight| self.with.shelf.codes(weight);
+        let shape = experts_shape(self.recording, op, self.element(x), codes).expect("called for experts");
         let weights = self.with.weights;
         let experts = |weight, wanted: (usize, usize)| match self.with.shelf.loaded(weight)? {
             Loaded::Experts { held, outputs, inputs, at, stored } => {
