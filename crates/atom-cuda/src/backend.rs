@@ -5,11 +5,12 @@ mod operators;
 pub use operators::{OperatorTime, StepTimes};
 
 use crate::blas::Blas;
+use crate::blas_fp8::Fp8Blas;
 use crate::compile::Program;
 use crate::device::Stream;
 use crate::error::CudaError;
 use crate::few_rows::FewRows;
-use crate::fuse::{Fused, Step, fuse};
+use crate::fuse::{Fused, FusedFp8, Step, fuse};
 use crate::gpu::Gpu;
 use crate::kernels::Queue;
 use crate::landing::{Landing, Pace, TURNS, turn};
@@ -42,6 +43,7 @@ pub struct CudaBackend {
     recordings: Vec<Option<Recorded>>,
     paces: Vec<Pace>,
     reserved: Option<Reserved>,
+    fp8_blas: Fp8Blas,
     blas: Blas,
     weights: DeviceMem,
     shelf: Shelf,
@@ -64,6 +66,7 @@ pub struct CudaBackend {
 pub(crate) struct Reserved {
     pub(crate) reserve: Reserve,
     pub(crate) room: DeviceMem,
+    pub(crate) quantised: DeviceMem,
     pub(crate) staging: DeviceMem,
     pub(crate) tables: DeviceMem,
     pub(crate) frequencies: DeviceMem,
@@ -110,13 +113,15 @@ impl CudaBackend {
         wait::sleep_exactly();
         let (free, _) = gpu.device.memory()?;
         gpu.load(&BASE_PROGRAMS.map(Program::plain))?;
+        let stays = crate::fp8::stays(plan.sizes.element, plan.sizes.order, gpu.device.properties());
         Ok(Self {
             recordings: Vec::new(),
             paces: Vec::new(),
             reserved: None,
+            fp8_blas: Fp8Blas::default(),
             blas: Blas::new(&gpu.cublaslt, &gpu.device, plan.sizes.order, gpu.cache.as_deref())?,
             weights: DeviceMem::new(&gpu.device, plan.sizes.weights)?,
-            shelf: Shelf::new(plan.sizes.element),
+            shelf: Shelf::new(plan.sizes.element, stays),
             carrier: Some(Carrier::new(&gpu.device)?),
             stream: gpu.device.stream()?,
             plan: *plan,
@@ -220,6 +225,9 @@ impl Backend for CudaBackend {
             carrier.finish()?;
         }
         self.shelf.close();
+        for (reason, count) in self.shelf.expanded() {
+            tracing::warn!("{count} FP8 matrices are expanded to {:?}: {reason}", self.shelf.element());
+        }
         let reserved = Reserved::new(&self.stream, &self.plan, reserve)?;
         self.gpu.load(&reserved.attention.kernels.programs())?;
         self.reserved = Some(reserved);
@@ -233,22 +241,28 @@ impl Backend for CudaBackend {
         let reserved = self.reserved.as_ref().ok_or_else(|| early("record"))?;
         let (element, properties) = (self.shelf.element(), self.gpu.device.properties());
         let order = self.plan.sizes.order;
-        let shapes = recording.ops().iter().filter_map(|op| experts_shape(&recording, op, element));
+        let codes = |weight| self.shelf.codes(weight);
+        let shapes = recording.ops().iter().filter_map(|op| experts_shape(&recording, op, element, codes));
         let mut programs: Vec<Program> =
             shapes.flat_map(|shape| Experts::in_order(shape, order, properties).programs()).collect();
-        let steps = fuse(&recording, element, order, properties);
-        programs.extend(steps.iter().filter_map(|step| match step {
-            Step::Product(Fused { product, .. }) => {
-                FewRows::choose(product, order, properties).map(|kernel| kernel.program(product, properties))
+        let steps = fuse(&recording, element, order, codes, properties);
+        for step in &steps {
+            match step {
+                Step::Product(Fused { product, .. }) => {
+                    let kernel = FewRows::choose(product, order, properties);
+                    programs.extend(kernel.map(|kernel| kernel.program(product, properties)));
+                }
+                Step::Fp8(FusedFp8 { product, .. }) => programs.extend(product.programs(properties)),
+                Step::Op(_) | Step::Norm { .. } => {}
             }
-            _ => None,
-        }));
+        }
         programs.sort();
         programs.dedup();
         self.gpu.load(&programs)?;
         let capture = Capture {
             queue: Queue { kernels: &self.gpu.kernels, stream: &self.stream },
             blas: &self.blas,
+            fp8_blas: &self.fp8_blas,
             shelf: &self.shelf,
             weights: self.weights.address(),
             weights_bytes: self.weights.bytes(),
@@ -427,6 +441,7 @@ impl Reserved {
         let pinned = || Pinned::new(device, sizes.staging);
         let reserved = Self {
             room: DeviceMem::new(device, sizes.room)?,
+            quantised: DeviceMem::new(device, sizes.quantised)?,
             staging: DeviceMem::new(device, sizes.staging)?,
             tables: DeviceMem::new(device, sizes.tables)?,
             frequencies: DeviceMem::new(device, frequencies.len())?,
@@ -478,6 +493,7 @@ impl Reserved {
     fn poison(&mut self, stream: &Stream, inputs: &StepInputs<'_>) -> Result<(), CudaError> {
         self.host.poison();
         self.room.fill(stream, 0, self.room.bytes(), 0xff)?;
+        self.quantised.fill(stream, 0, self.quantised.bytes(), 0xff)?;
         let page_size = self.reserve.page_size;
         // The first row of a page comes when it is fresh: what it held is nobody's.
         let fresh = inputs.cache_rows.iter().filter(|&&row| (row as usize).is_multiple_of(page_size));

@@ -54,10 +54,12 @@ impl CudaBackend {
         self.bind()?;
         let reserved = self.reserved.as_ref().ok_or_else(|| early("time_operators"))?;
         let (element, order) = (self.shelf.element(), self.blas.order());
-        let steps = fuse(recording, element, order, self.gpu.device.properties());
+        let codes = |weight| self.shelf.codes(weight);
+        let steps = fuse(recording, element, order, codes, self.gpu.device.properties());
         let capture = Capture {
             queue: Queue { kernels: &self.gpu.kernels, stream: &self.stream },
             blas: &self.blas,
+            fp8_blas: &self.fp8_blas,
             shelf: &self.shelf,
             weights: self.weights.address(),
             weights_bytes: self.weights.bytes(),
@@ -129,17 +131,19 @@ fn kind(shelf: &Shelf, step: &Step<'_>) -> String {
         Ok(Loaded::Matrix { outputs, inputs, .. }) => format!("{inputs} to {outputs}"),
         _ => String::new(),
     };
+    let product = |kind: &str, norms: bool, weight: Weight, out: SmallOut| {
+        let norm = if norms { "norm, " } else { "" };
+        let out = match out {
+            SmallOut::Residual => ", add",
+            SmallOut::GatedSilu => ", SiLU",
+            SmallOut::Activations | SmallOut::F32 => "",
+        };
+        format!("{norm}{kind}linear {}{out}", sizes(weight))
+    };
     match step {
         Step::Op(Op::Linear { weight, .. }) => format!("linear {}", sizes(*weight)),
-        Step::Product(fused) => {
-            let norm = if fused.norm.is_some() { "norm, " } else { "" };
-            let out = match fused.product.out {
-                SmallOut::Residual => ", add",
-                SmallOut::GatedSilu => ", SiLU",
-                SmallOut::Activations | SmallOut::F32 => "",
-            };
-            format!("{norm}linear {}{out}", sizes(fused.weight))
-        }
+        Step::Product(fused) => product("", fused.norm.is_some(), fused.weight, fused.product.out),
+        Step::Fp8(fused) => product("FP8 ", fused.norm.is_some(), fused.weight, fused.product.out),
         _ => step.name().into(),
     }
 }
@@ -164,6 +168,8 @@ impl Bytes<'_> {
         match step {
             Step::Op(Op::Linear { weight, .. }) => matrix(*weight),
             Step::Product(fused) => matrix(fused.weight),
+            // A byte a weight.
+            Step::Fp8(fused) => (fused.product.inputs * fused.product.outputs) as u64,
             Step::Op(Op::Experts { gate_up, down, .. }) => {
                 (self.experts_read * (matrix(*gate_up) + matrix(*down)) as f64) as u64
             }
