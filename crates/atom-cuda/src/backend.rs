@@ -4,14 +4,17 @@ use crate::blas::Blas;
 use crate::compile::Program;
 use crate::device::{Event, Stream};
 use crate::error::CudaError;
-use crate::fuse::{Step, fuse};
+use crate::fuse::{Step, fuse, fuse_attention};
 use crate::gpu::Gpu;
 use crate::kernels::Queue;
 use crate::launch::attend::{AttendHeads, AttendKernels};
+use crate::launch::attend_few::AttendFew;
 use crate::launch::experts::Experts;
 use crate::launch::rope::CacheLayer;
 use crate::memory::{Address, DeviceMem, Pinned};
-use crate::plan::{Plan, attend_heads, check_kv, check_model, experts_shape, work};
+use crate::plan::{
+    Plan, attend_few, attend_heads, check_kv, check_model, experts_shape, letters_offset, work,
+};
 use crate::record::{Capture, Recorded, not_built};
 use crate::sampler::Sampler;
 use crate::staging::Staging;
@@ -73,7 +76,24 @@ pub(crate) struct Attention {
     pub(crate) heads: AttendHeads,
     pub(crate) kernels: AttendKernels,
     pub(crate) work: Option<WorkSpec>,
+    /// For steps of few rows.
+    pub(crate) few: Option<AttendFew>,
     pub(crate) scratch: DeviceMem,
+    letters_offset: usize,
+}
+
+impl Attention {
+    /// Where the blocks of [`AttendFew`] leave their sums.
+    pub(crate) fn letters(&self) -> Address {
+        self.scratch.address().plus(self.letters_offset)
+    }
+
+    /// Counters start at 0, letters with all bits 1, and every launch leaves them so.
+    fn clear(&self, stream: &Stream) -> Result<(), CudaError> {
+        let (start, end) = (self.letters_offset, self.scratch.bytes());
+        self.scratch.fill(stream, 0, start, 0)?;
+        self.scratch.fill(stream, start, end - start, 0xff)
+    }
 }
 
 impl CudaBackend {
@@ -163,7 +183,9 @@ impl Backend for CudaBackend {
         }
         self.shelf.close();
         let reserved = Reserved::new(&self.stream, &self.plan, reserve)?;
-        self.gpu.load(&reserved.attention.kernels.programs())?;
+        let mut programs = reserved.attention.kernels.programs();
+        programs.extend(reserved.attention.few.map(|few| few.program()));
+        self.gpu.load(&programs)?;
         self.reserved = Some(reserved);
         Ok(())
     }
@@ -176,6 +198,7 @@ impl Backend for CudaBackend {
         let mut programs: Vec<Program> =
             shapes.flat_map(|shape| Experts::new(shape, properties).programs()).collect();
         let steps = fuse(&recording, element, properties);
+        let steps = fuse_attention(steps, &recording, reserved.attention.few.as_ref());
         programs.extend(steps.iter().filter_map(|step| match step {
             Step::Product(fused) => Some(fused.product.program(properties)),
             _ => None,
@@ -289,10 +312,11 @@ impl Reserved {
             heads,
             kernels: AttendKernels::new(properties, sizes.element, &heads),
             work: work(reserve, properties, sizes.element),
+            few: attend_few(reserve, properties, sizes.element),
             scratch: DeviceMem::new(device, sizes.attention)?,
+            letters_offset: letters_offset(reserve, properties, sizes.element),
         };
-        // Counters start at 0, and every launch leaves them so.
-        attention.scratch.fill(stream, 0, sizes.attention, 0)?;
+        attention.clear(stream)?;
         let frequencies: Vec<u8> =
             reserve.attention.rotary.frequencies.iter().flat_map(|f| f.to_le_bytes()).collect();
         let pinned = || Pinned::new(device, sizes.staging);

@@ -8,8 +8,9 @@
 use crate::buffers::{Use, elements, uses};
 use crate::device::Properties;
 use crate::element::Element;
+use crate::launch::attend_few::AttendFew;
 use crate::launch::linear_small::{SmallOut, SmallProduct};
-use atom_ops::{Buf, Op, Recording, Weight};
+use atom_ops::{AttentionSpec, Buf, Extent, Op, Recording, Weight};
 
 /// One step of a recording.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,6 +21,19 @@ pub(crate) enum Step<'a> {
     Norm { x: Buf, weight: Weight, eps: f32, out: Buf },
     /// A product of few rows with its surroundings.
     Product(Fused),
+    /// Attention of few rows with what stands in front of it.
+    Attend(FewAttention<'a>),
+}
+
+/// See [`AttendFew`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct FewAttention<'a> {
+    /// As the product left it.
+    pub(crate) qkv: Buf,
+    pub(crate) layer: usize,
+    pub(crate) qk_norm: Option<(Weight, Weight, f32)>,
+    pub(crate) spec: &'a AttentionSpec,
+    pub(crate) out: Buf,
 }
 
 /// See [`SmallProduct`].
@@ -42,6 +56,7 @@ impl Step<'_> {
             Self::Op(op) => op.name(),
             Self::Norm { .. } => "norm",
             Self::Product(_) => "linear",
+            Self::Attend(_) => "attend",
         }
     }
 
@@ -50,6 +65,7 @@ impl Step<'_> {
         let (reads, makes) = match *self {
             Self::Op(op) => return uses(op),
             Self::Norm { x, out, .. } => (vec![x], vec![out]),
+            Self::Attend(FewAttention { qkv, out, .. }) => (vec![qkv], vec![out]),
             Self::Product(Fused { x, out, product, .. }) => match product.out {
                 SmallOut::Residual => (vec![x, out], Vec::new()),
                 SmallOut::Activations | SmallOut::F32 | SmallOut::GatedSilu => (vec![x], vec![out]),
@@ -107,6 +123,31 @@ fn fuse_where<'a>(
         let product = SmallProduct { norms: true, ..fused.product };
         if is_exact(x) && fused.out != x && takes(&product) && is_left_alone(&steps, index, reader, x) {
             steps[reader] = Some(Step::Product(Fused { x, norm: Some((weight, eps)), product, ..fused }));
+            steps[index] = None;
+        }
+    }
+    steps.into_iter().flatten().collect()
+}
+
+/// Steps whose layers' norms of heads, rotary embedding, cache and attention are one kernel each, if `few` takes the bucket.
+/// Nobody else may want q, k and v as they are between.
+pub(crate) fn fuse_attention<'a>(
+    steps: Vec<Step<'a>>,
+    recording: &'a Recording,
+    few: Option<&AttendFew>,
+) -> Vec<Step<'a>> {
+    if !few.is_some_and(|few| few.takes(recording.shape().rows)) {
+        return steps;
+    }
+    let mut steps: Vec<Option<Step<'a>>> = steps.into_iter().map(Some).collect();
+    for index in 0..steps.len() {
+        let Some(Step::Op(Op::RotateAndCache { qkv, layer, qk_norm, spec })) = steps[index] else { continue };
+        let Some(reader) = only_reader(&steps, index, *qkv) else { continue };
+        let Some(Step::Op(Op::Attend { layer: of, out, .. })) = steps[reader] else { continue };
+        let is_rows = recording.buffers()[usize::from(qkv.0)].extent == Extent::Rows;
+        if of == layer && out != qkv && is_rows && is_left_alone(&steps, index, reader, *out) {
+            let (qkv, layer, qk_norm, out) = (*qkv, *layer, *qk_norm, *out);
+            steps[reader] = Some(Step::Attend(FewAttention { qkv, layer, qk_norm, spec, out }));
             steps[index] = None;
         }
     }

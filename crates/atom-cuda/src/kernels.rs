@@ -62,6 +62,7 @@ sources! {
     ];
     "attend_simple" &[&[]];
     "attend_split" &[&["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"], &["WIDTH=128", "SMALL_SHARED"]];
+    "attend_few" &[&["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"]];
     "attend_tiles" &[&["WIDTH=64"], &["WIDTH=96"], &["WIDTH=128"], &["WIDTH=256"]];
     "experts_simple" &[&[]];
     "experts_plan" &[&[]];

@@ -4,8 +4,9 @@ use crate::buffers::Places;
 use crate::device::Properties;
 use crate::element::Element;
 use crate::error::CudaError;
-use crate::fuse::fuse;
+use crate::fuse::{fuse, fuse_attention};
 use crate::launch::attend::{AttendHeads, AttendKernels};
+use crate::launch::attend_few::AttendFew;
 use crate::launch::experts::{Experts, ExpertsShape};
 use crate::launch::rope::head_dim_max;
 use crate::launch::sample::{SampleMemory, VOCAB_MAX};
@@ -84,6 +85,8 @@ impl Sizer {
     pub fn add(&mut self, recording: &Recording, reserve: &Reserve) -> Result<(), CudaError> {
         check_model(reserve)?;
         let steps = fuse(recording, self.shelf.element(), &self.properties);
+        let few = attend_few(reserve, &self.properties, self.shelf.element());
+        let steps = fuse_attention(steps, recording, few.as_ref());
         self.room = self.room.max(Places::new(recording, &steps, self.shelf.element()).bytes);
         let limits = limits(reserve, &self.properties, self.shelf.element());
         self.staging = self.staging.max(Layout::new(&recording.shape(), &limits).end);
@@ -219,9 +222,28 @@ pub(crate) fn work(reserve: &Reserve, properties: &Properties, element: Element)
     AttendKernels::new(properties, element, &attend_heads(reserve)).work(0, false)
 }
 
+/// The kernel for steps of few rows. Where all rows have one order of sums there is none, and a cache of another type than
+/// bf16 is not for it.
+pub(crate) fn attend_few(reserve: &Reserve, properties: &Properties, element: Element) -> Option<AttendFew> {
+    let takes = work(reserve, properties, element).is_some_and(|work| work.piece_rows_max > 0)
+        && reserve.kv_dtype == KvDType::BF16;
+    if !takes {
+        return None;
+    }
+    AttendFew::new(properties, element, &attend_heads(reserve), reserve.page_size)
+}
+
+/// Of the kernels for lists, then of the one for few rows.
 fn attention_bytes(reserve: &Reserve, properties: &Properties, element: Element) -> usize {
+    letters_offset(reserve, properties, element)
+        + attend_few(reserve, properties, element).map_or(0, |few| few.letters_bytes())
+}
+
+/// Where the letters begin in the scratch of attention.
+pub(crate) fn letters_offset(reserve: &Reserve, properties: &Properties, element: Element) -> usize {
     let kernels = AttendKernels::new(properties, element, &attend_heads(reserve));
-    kernels.work(0, false).map_or(0, |work| kernels.scratch_bytes(work.slots))
+    let lists = work(reserve, properties, element).map_or(0, |work| kernels.scratch_bytes(work.slots));
+    lists.next_multiple_of(LETTERS_ALIGN)
 }
 
 pub(crate) fn sample_memory(reserve: &Reserve) -> SampleMemory {
@@ -293,6 +315,8 @@ fn mib(bytes: usize) -> String {
     format!("{} MiB", bytes.div_ceil(1 << 20))
 }
 
+/// A line of the cache.
+const LETTERS_ALIGN: usize = 128;
 /// What the driver hands out memory in.
 const GRANULE: usize = 2 << 20;
 /// Records of as many loads as one launch takes, and their count in front.

@@ -4,6 +4,7 @@
 //! `N passed, N failed`.
 
 mod attend;
+mod attend_few;
 mod blas;
 mod experts;
 mod kit;
@@ -30,6 +31,7 @@ const FAMILIES: &[(&str, Checks)] = &[
     ("rope", rope::checks),
     ("route", route::checks),
     ("attend", attend::checks),
+    ("attend_few", attend_few::checks),
     ("experts", experts::checks),
     ("sample", sample::checks),
 ];
