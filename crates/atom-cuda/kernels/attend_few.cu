@@ -1,5 +1,5 @@
 // A decoding layer's norms of heads, rotary embedding, cache and paged attention as one kernel, for steps of few rows.
-// bf16, sm_90 on.
+// bf16, sm_90a.
 //
 // attend_few_bf16, compiled with WIDTH = 64, 128 or 256: the smallest that is >= head_dim; head_dim a multiple of 8, page_size
 // too. Takes the place of rotate_and_cache and of the kernels behind it, and reads the products' q, k and v as they are.
@@ -27,6 +27,8 @@
 // and the kernels before waiting for none of them.
 #include "hopper.cuh"
 #include "rows.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 namespace {
 
@@ -571,3 +573,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDTH > 128 ? 1 : 2)
     }
     if (rows) read_letters(p, splits, rows);
 }
+
+#endif
