@@ -8,8 +8,10 @@
 use crate::buffers::{Use, elements, uses};
 use crate::device::Properties;
 use crate::element::Element;
+use crate::few_rows::FewRows;
 use crate::launch::attend_few::AttendFew;
 use crate::launch::linear_small::{SmallOut, SmallProduct};
+use crate::order::SumOrder;
 use atom_ops::{AttentionSpec, Buf, Extent, Op, Recording, Weight};
 
 /// One step of a recording.
@@ -80,12 +82,18 @@ impl Step<'_> {
     }
 }
 
-/// The steps of `recording` on such a GPU, in order.
-pub(crate) fn fuse<'a>(recording: &'a Recording, element: Element, properties: &Properties) -> Vec<Step<'a>> {
+/// The steps of `recording` on such a GPU, in order; with the kernel for attention of few rows, if there is one.
+pub(crate) fn fuse<'a>(
+    recording: &'a Recording,
+    element: Element,
+    order: SumOrder,
+    properties: &Properties,
+    few: Option<&AttendFew>,
+) -> Vec<Step<'a>> {
     let takes = |product: &SmallProduct| {
-        element == Element::BF16 && product.is_possible(properties) && product.pays()
+        element == Element::BF16 && FewRows::choose(product, order, properties).is_some()
     };
-    fuse_where(recording, element, takes)
+    fuse_attention(fuse_where(recording, element, takes), recording, few)
 }
 
 fn fuse_where<'a>(
@@ -131,7 +139,7 @@ fn fuse_where<'a>(
 
 /// Steps whose layers' norms of heads, rotary embedding, cache and attention are one kernel each, if `few` takes the bucket.
 /// Nobody else may want q, k and v as they are between.
-pub(crate) fn fuse_attention<'a>(
+fn fuse_attention<'a>(
     steps: Vec<Step<'a>>,
     recording: &'a Recording,
     few: Option<&AttendFew>,

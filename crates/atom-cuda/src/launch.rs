@@ -5,6 +5,7 @@
 pub mod attend;
 pub mod attend_few;
 pub mod experts;
+pub mod linear_rows;
 pub mod linear_small;
 pub mod norm;
 pub mod rope;
