@@ -15,12 +15,14 @@ use crate::gpu::Gpu;
 use crate::kernels::Queue;
 use crate::landing::{Landing, Pace, TURNS, turn};
 use crate::launch::attend::{AttendHeads, AttendKernels};
+use crate::launch::attend_few::AttendFew;
 use crate::launch::experts::Experts;
 use crate::launch::rope::CacheLayer;
 use crate::masks::Masks;
 use crate::memory::{Address, DeviceMem, Pinned};
 use crate::plan::{
-    COUNTS_BYTES, Plan, attend_heads, attend_kernels, check_kv, check_model, experts_shape, work,
+    COUNTS_BYTES, Plan, attend_few, attend_heads, attend_kernels, check_kv, check_model, experts_shape,
+    letters_offset, work,
 };
 use crate::record::{Capture, Recorded, not_built};
 use crate::sampler::Sampler;
@@ -103,7 +105,24 @@ pub(crate) struct Attention {
     pub(crate) heads: AttendHeads,
     pub(crate) kernels: AttendKernels,
     pub(crate) work: Option<WorkSpec>,
+    /// For steps of few rows.
+    pub(crate) few: Option<AttendFew>,
     pub(crate) scratch: DeviceMem,
+    letters_offset: usize,
+}
+
+impl Attention {
+    /// Where the blocks of [`AttendFew`] leave their sums.
+    pub(crate) fn letters(&self) -> Address {
+        self.scratch.address().plus(self.letters_offset)
+    }
+
+    /// Counters start at 0, letters with all bits 1, and every launch leaves them so.
+    fn clear(&self, stream: &Stream) -> Result<(), CudaError> {
+        let (start, end) = (self.letters_offset, self.scratch.bytes());
+        self.scratch.fill(stream, 0, start, 0)?;
+        self.scratch.fill(stream, start, end - start, 0xff)
+    }
 }
 
 impl CudaBackend {
@@ -229,7 +248,9 @@ impl Backend for CudaBackend {
             tracing::warn!("{count} FP8 matrices are expanded to {:?}: {reason}", self.shelf.element());
         }
         let reserved = Reserved::new(&self.stream, &self.plan, reserve)?;
-        self.gpu.load(&reserved.attention.kernels.programs())?;
+        let mut programs = reserved.attention.kernels.programs();
+        programs.extend(reserved.attention.few.map(|few| few.program()));
+        self.gpu.load(&programs)?;
         self.reserved = Some(reserved);
         let taken = self.driver_bytes(self.plan.total() - self.plan.sizes.driver)?;
         tracing::debug!("the driver took {} MiB of GPU memory before the first recording", taken >> 20);
@@ -245,7 +266,8 @@ impl Backend for CudaBackend {
         let shapes = recording.ops().iter().filter_map(|op| experts_shape(&recording, op, element, codes));
         let mut programs: Vec<Program> =
             shapes.flat_map(|shape| Experts::in_order(shape, order, properties).programs()).collect();
-        let steps = fuse(&recording, element, order, codes, properties);
+        let few = reserved.attention.few.as_ref();
+        let steps = fuse(&recording, element, order, codes, properties, few);
         for step in &steps {
             match step {
                 Step::Product(Fused { product, .. }) => {
@@ -253,7 +275,7 @@ impl Backend for CudaBackend {
                     programs.extend(kernel.map(|kernel| kernel.program(product, properties)));
                 }
                 Step::Fp8(FusedFp8 { product, .. }) => programs.extend(product.programs(properties)),
-                Step::Op(_) | Step::Norm { .. } => {}
+                Step::Op(_) | Step::Norm { .. } | Step::Attend(_) => {}
             }
         }
         programs.sort();
@@ -432,10 +454,11 @@ impl Reserved {
             heads,
             kernels: attend_kernels(reserve, properties, sizes.element),
             work: work(reserve, properties, sizes.element, sizes.order),
+            few: attend_few(reserve, properties, sizes.element, sizes.order),
             scratch: DeviceMem::new(device, sizes.attention)?,
+            letters_offset: letters_offset(reserve, properties, sizes.element, sizes.order),
         };
-        // Counters start at 0, and every launch leaves them so.
-        attention.scratch.fill(stream, 0, sizes.attention, 0)?;
+        attention.clear(stream)?;
         let frequencies: Vec<u8> =
             reserve.attention.rotary.frequencies.iter().flat_map(|f| f.to_le_bytes()).collect();
         let pinned = || Pinned::new(device, sizes.staging);

@@ -81,6 +81,7 @@ sources! {
         &["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"], &["WIDTH=128", "SMALL_SHARED"],
         &["WIDTH=64", "E4M3"], &["WIDTH=128", "E4M3"], &["WIDTH=256", "E4M3"], &["WIDTH=128", "SMALL_SHARED", "E4M3"],
     ];
+    "attend_few" &[&["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"]];
     "attend_tiles" &[
         &["WIDTH=64"], &["WIDTH=96"], &["WIDTH=128"], &["WIDTH=256"],
         &["WIDTH=64", "E4M3"], &["WIDTH=96", "E4M3"], &["WIDTH=128", "E4M3"], &["WIDTH=256", "E4M3"],

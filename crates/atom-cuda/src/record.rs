@@ -8,10 +8,11 @@ use crate::element::Element;
 use crate::error::CudaError;
 use crate::few_rows::FewRows;
 use crate::fp8::Stored;
-use crate::fuse::{Fused, FusedFp8, Step};
+use crate::fuse::{FewAttention, Fused, FusedFp8, Step};
 use crate::graph::Graph;
 use crate::kernels::Queue;
 use crate::launch::attend::{self, AttendScratch, AttendStep, TileMaps};
+use crate::launch::attend_few::{self, FewMaps};
 use crate::launch::experts::{Experts, ExpertsArrays, ExpertsMaps, ExpertsPath};
 use crate::launch::linear_fp8::{self, Fp8Operands, Fp8Path};
 use crate::launch::linear_small::SmallOperands;
@@ -177,6 +178,7 @@ impl Scene<'_> {
             Step::Norm { x, weight, eps, out } => self.norm_rows(x, weight, eps, out),
             Step::Product(ref fused) => self.fused(fused),
             Step::Fp8(ref fused) => self.fp8(fused),
+            Step::Attend(ref fused) => self.attend_few(fused),
         }
     }
 
@@ -402,6 +404,22 @@ impl Scene<'_> {
         spec: &AttentionSpec,
     ) -> Result<(), OpsError> {
         self.heads(qkv, spec)?;
+        let (heads, norms, places) = self.turning(qk_norm, spec)?;
+        let cache = self.with.reserved.cache(layer)?;
+        let (queue, element, heads) = (&self.with.queue, self.element(qkv), (&heads, norms));
+        // SAFETY: see `op`.
+        unsafe {
+            rope::rotate_and_cache(queue, element, self.at(qkv), cache, heads, places, self.real(qkv))
+        }?;
+        Ok(())
+    }
+
+    /// How heads are normed and turned, and for which rows.
+    fn turning(
+        &self,
+        qk_norm: Option<(Weight, Weight, f32)>,
+        spec: &AttentionSpec,
+    ) -> Result<(Heads, Option<HeadNorms>, RowPlaces), OpsError> {
         let norms = match qk_norm {
             None => None,
             Some((q, k, eps)) => {
@@ -418,16 +436,42 @@ impl Scene<'_> {
             magnitude: spec.rotary.magnitude,
             frequencies: self.with.reserved.frequencies.address(),
         };
-        let cache = self.with.reserved.cache(layer)?;
         let places = RowPlaces {
             positions: self.staged(self.layout.positions),
             cache_rows: self.staged(self.layout.cache_rows),
         };
-        let (queue, element, heads) = (&self.with.queue, self.element(qkv), (&heads, norms));
-        // SAFETY: see `op`.
-        unsafe {
-            rope::rotate_and_cache(queue, element, self.at(qkv), cache, heads, places, self.real(qkv))
-        }?;
+        Ok((heads, norms, places))
+    }
+
+    fn attend_step(&self, qkv: Buf, out: Buf) -> AttendStep {
+        let reserved = self.with.reserved;
+        AttendStep {
+            header: self.header(),
+            positions: self.staged(self.layout.positions),
+            row_slots: self.staged(self.layout.row_slots),
+            tables: reserved.tables.address(),
+            table_stride: reserved.reserve.pages_per_sequence,
+            rows: self.recording.shape().rows,
+            qkv: self.at(qkv),
+            out: self.at(out),
+        }
+    }
+
+    /// The whole of a layer's attention in a step of few rows.
+    fn attend_few(&self, fused: &FewAttention<'_>) -> Result<(), OpsError> {
+        let &FewAttention { qkv, layer, qk_norm, spec, out } = fused;
+        self.heads(qkv, spec)?;
+        self.same_type(qkv, out)?;
+        let (queue, reserved) = (&self.with.queue, self.with.reserved);
+        let attention = &reserved.attention;
+        let few = attention.few.as_ref().expect("steps were fused for it");
+        let (heads, norms, places) = self.turning(qk_norm, spec)?;
+        let cache = reserved.cache(layer)?;
+        let pages = (&cache, reserved.reserve.pages);
+        let maps = FewMaps::new(queue.stream.device(), few, &attention.heads, pages)?;
+        let (heads, step) = ((&heads, norms, &attention.heads), (&self.attend_step(qkv, out), places));
+        // SAFETY: see `op`; a plan's rows of a slot are one span, and pages that others may read are full before.
+        unsafe { attend_few::attend_few(queue, few, heads, step, (&cache, &maps), attention.letters()) }?;
         Ok(())
     }
 
@@ -438,16 +482,7 @@ impl Scene<'_> {
         let (queue, reserved) = (&self.with.queue, self.with.reserved);
         let (reserve, attention) = (&reserved.reserve, &reserved.attention);
         let (heads, cache) = (&attention.heads, reserved.cache(layer)?);
-        let step = AttendStep {
-            header: self.header(),
-            positions: self.staged(self.layout.positions),
-            row_slots: self.staged(self.layout.row_slots),
-            tables: reserved.tables.address(),
-            table_stride: reserve.pages_per_sequence,
-            rows: self.recording.shape().rows,
-            qkv: self.at(qkv),
-            out: self.at(out),
-        };
+        let step = self.attend_step(qkv, out);
         let Some(work) = attention.work else {
             // SAFETY: see `op`.
             unsafe { attend::simple(queue, self.element(qkv), heads, &step, &cache) }?;

@@ -4,6 +4,7 @@
 //! times, only if they are named); `ATOM_CHECK_SEED` repeats a run. Ends in `N passed, N failed`.
 
 mod attend;
+mod attend_few;
 mod blas;
 mod experts;
 mod experts_bench;
@@ -36,6 +37,7 @@ const FAMILIES: &[(&str, Checks)] = &[
     ("rope", rope::checks),
     ("route", route::checks),
     ("attend", attend::checks),
+    ("attend_few", attend_few::checks),
     ("experts", experts::checks),
     ("experts_fp8", experts_fp8::checks),
     ("sample", sample::checks),

@@ -15,7 +15,7 @@ use crate::launch::linear_small::SmallOut;
 use crate::memory::DeviceMem;
 use crate::record::Capture;
 use crate::weights::{Loaded, Shelf};
-use atom_ops::{Op, OpsError, Recording, StepInputs, Weight};
+use atom_ops::{AttentionSpec, Op, OpsError, Recording, StepInputs, Weight};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Operators of one kind: of one name and, for products, one size.
@@ -55,7 +55,8 @@ impl CudaBackend {
         let reserved = self.reserved.as_ref().ok_or_else(|| early("time_operators"))?;
         let (element, order) = (self.shelf.element(), self.blas.order());
         let codes = |weight| self.shelf.codes(weight);
-        let steps = fuse(recording, element, order, codes, self.gpu.device.properties());
+        let few = reserved.attention.few.as_ref();
+        let steps = fuse(recording, element, order, codes, self.gpu.device.properties(), few);
         let capture = Capture {
             queue: Queue { kernels: &self.gpu.kernels, stream: &self.stream },
             blas: &self.blas,
@@ -82,7 +83,7 @@ impl CudaBackend {
 /// Which steps are timed: all up to the first layer's attention, layers in the middle, all from the last one's attention
 /// on. The first of them is what a step begins with, and comes with number 0 of what follows.
 fn taken_apart(steps: &[Step<'_>]) -> BTreeSet<usize> {
-    let is_attention = |step: &Step<'_>| matches!(step, Step::Op(Op::Attend { .. }));
+    let is_attention = |step: &Step<'_>| matches!(step, Step::Op(Op::Attend { .. }) | Step::Attend(_));
     let layers: Vec<usize> = (0..steps.len()).filter(|&at| is_attention(&steps[at])).collect();
     if layers.len() <= LAYERS_TAKEN + 2 {
         return (0..steps.len()).collect();
@@ -157,6 +158,10 @@ struct Bytes<'a> {
 }
 
 impl Bytes<'_> {
+    fn cache(&self, spec: &AttentionSpec) -> u64 {
+        self.positions * (2 * spec.kv_heads * spec.head_dim * self.shelf.element().bytes()) as u64
+    }
+
     fn of(&self, step: &Step<'_>) -> u64 {
         let element = self.shelf.element().bytes() as u64;
         let matrix = |weight: Weight| match self.shelf.loaded(weight) {
@@ -173,9 +178,8 @@ impl Bytes<'_> {
             Step::Op(Op::Experts { gate_up, down, .. }) => {
                 (self.experts_read * (matrix(*gate_up) + matrix(*down)) as f64) as u64
             }
-            Step::Op(Op::Attend { spec, .. }) => {
-                self.positions * 2 * (spec.kv_heads * spec.head_dim) as u64 * element
-            }
+            Step::Op(Op::Attend { spec, .. }) => self.cache(spec),
+            Step::Attend(few) => self.cache(few.spec),
             _ => 0,
         }
     }
