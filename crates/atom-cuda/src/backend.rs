@@ -8,7 +8,7 @@ use crate::fuse::{Step, fuse};
 use crate::gpu::Gpu;
 use crate::kernels::Queue;
 use crate::launch::attend::{AttendHeads, AttendKernels};
-use crate::launch::experts::Experts;
+use crate::launch::experts::{Experts, MEETING_BYTES};
 use crate::launch::rope::CacheLayer;
 use crate::memory::{Address, DeviceMem, Pinned};
 use crate::plan::{Plan, attend_heads, check_kv, check_model, experts_shape, work};
@@ -178,6 +178,7 @@ impl Backend for CudaBackend {
         let steps = fuse(&recording, element, properties);
         programs.extend(steps.iter().filter_map(|step| match step {
             Step::Product(fused) => Some(fused.product.program(properties)),
+            Step::Router(routed) => Some(routed.program(&recording)),
             _ => None,
         }));
         programs.sort();
@@ -293,6 +294,8 @@ impl Reserved {
         };
         // Counters start at 0, and every launch leaves them so.
         attention.scratch.fill(stream, 0, sizes.attention, 0)?;
+        let experts = DeviceMem::new(device, sizes.experts)?;
+        experts.fill(stream, 0, sizes.experts.min(MEETING_BYTES), 0)?;
         let frequencies: Vec<u8> =
             reserve.attention.rotary.frequencies.iter().flat_map(|f| f.to_le_bytes()).collect();
         let pinned = || Pinned::new(device, sizes.staging);
@@ -306,7 +309,7 @@ impl Reserved {
             ends: [device.event()?, device.event()?],
             flights: VecDeque::with_capacity(FLIGHTS_MAX),
             attention,
-            experts: DeviceMem::new(device, sizes.experts)?,
+            experts,
             cache,
             page_bytes: sizes.page / (2 * reserve.layers.max(1)),
             reserve: reserve.clone(),

@@ -8,6 +8,7 @@ pub mod linear_small;
 pub mod norm;
 pub mod rope;
 pub mod route;
+pub mod router_few;
 pub mod rows;
 pub mod sample;
 pub mod step;

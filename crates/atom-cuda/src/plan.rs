@@ -6,7 +6,7 @@ use crate::element::Element;
 use crate::error::CudaError;
 use crate::fuse::fuse;
 use crate::launch::attend::{AttendHeads, AttendKernels};
-use crate::launch::experts::{Experts, ExpertsShape};
+use crate::launch::experts::{Experts, ExpertsShape, MEETING_BYTES};
 use crate::launch::rope::head_dim_max;
 use crate::launch::sample::{SampleMemory, VOCAB_MAX};
 use crate::layout::{Layout, Limits};
@@ -89,7 +89,9 @@ impl Sizer {
         self.staging = self.staging.max(Layout::new(&recording.shape(), &limits).end);
         let experts =
             recording.ops().iter().filter_map(|op| experts_shape(recording, op, self.shelf.element()));
-        let bytes = experts.map(|shape| Experts::new(shape, &self.properties).workspace_bytes()).max();
+        let bytes = experts
+            .map(|shape| MEETING_BYTES + Experts::new(shape, &self.properties).workspace_bytes())
+            .max();
         self.experts = self.experts.max(bytes.unwrap_or(0));
         self.recordings += recording.ops().len();
         Ok(())

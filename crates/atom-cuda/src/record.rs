@@ -5,15 +5,16 @@ use crate::blas::{Blas, Product};
 use crate::buffers::Places;
 use crate::element::Element;
 use crate::error::CudaError;
-use crate::fuse::{Fused, Step};
+use crate::fuse::{AddedExperts, Fused, Routed, Step};
 use crate::graph::Graph;
 use crate::kernels::Queue;
 use crate::launch::attend::{self, AttendScratch, AttendStep, TileMaps};
-use crate::launch::experts::{Experts, ExpertsArrays, ExpertsMaps, ExpertsPath};
+use crate::launch::experts::{Experts, ExpertsArrays, ExpertsMaps, ExpertsPath, ExpertsThen, MEETING_BYTES};
 use crate::launch::linear_small::{self, SmallOperands};
 use crate::launch::norm::{self, HeadWidths, NORM_WIDTH_MAX, NormOf, NormWeight};
 use crate::launch::rope::{self, HeadNorms, Heads, Places as RowPlaces};
 use crate::launch::route::{self, EXPERTS_MAX, TOP_K_MAX};
+use crate::launch::router_few::{self, RouterArrays};
 use crate::launch::rows::{self, RowExtent};
 use crate::launch::step;
 use crate::layout::Layout;
@@ -113,6 +114,8 @@ impl Scene<'_> {
             Step::Op(op) => self.op(op),
             Step::Norm { x, weight, eps, out } => self.norm_rows(x, weight, eps, out),
             Step::Product(ref fused) => self.fused(fused),
+            Step::Router(ref routed) => self.router(routed),
+            Step::Experts(ref added) => self.experts(added.op, Some(added)),
         }
     }
 
@@ -173,7 +176,7 @@ impl Scene<'_> {
                 }?;
             }
             Op::Route { logits, bias, ref spec, out } => self.route(logits, bias, spec, out)?,
-            Op::Experts { .. } => self.experts(op)?,
+            Op::Experts { .. } => self.experts(op, None)?,
             Op::Sample { logits } => self.sample(logits)?,
             Op::DispatchRows { .. }
             | Op::CombineRows { .. }
@@ -357,12 +360,37 @@ impl Scene<'_> {
         Ok(())
     }
 
-    fn experts(&self, op: &Op) -> Result<(), OpsError> {
+    fn router(&self, routed: &Routed<'_>) -> Result<(), OpsError> {
+        let &Routed { residual, added, norm: (norm, eps), normed, weight, bias, spec, out } = routed;
+        let Loaded::Matrix { outputs, inputs, at } = self.with.shelf.loaded(weight)? else {
+            return Err(OpsError::Weights(format!("{weight:?} is no matrix")));
+        };
+        equal("inputs", inputs, self.spec(residual).width)?;
+        equal("outputs", outputs, spec.experts)?;
+        let norm = self.norm(residual, norm, eps)?;
+        let arrays = RouterArrays {
+            residual: self.at(residual),
+            added: added.map_or(Address::NULL, |added| self.at(added)),
+            normed: self.at(normed),
+            weight: self.with.weights.plus(at),
+            bias: bias.map_or(Ok(Address::NULL), |bias| self.vector(bias, spec.experts))?,
+            routes: self.at(out),
+            granted: self.staged(self.layout.group_rows),
+        };
+        // SAFETY: see `op`.
+        unsafe { router_few::router_few(&self.with.queue, spec, norm, arrays, self.real(residual)) }?;
+        Ok(())
+    }
+
+    /// With `added`, sums go to the residual.
+    fn experts(&self, op: &Op, added: Option<&AddedExperts<'_>>) -> Result<(), OpsError> {
         let &Op::Experts { x, routes, gate_up, down, ref spec, gated, sums, out, .. } = op else {
             unreachable!("called for experts");
         };
         let hidden = self.spec(x).width;
-        self.same_type(x, out)?;
+        if added.is_none() {
+            self.same_type(x, out)?;
+        }
         let experts = |weight, wanted: (usize, usize)| match self.with.shelf.loaded(weight)? {
             Loaded::Experts { held, outputs, inputs, at } => {
                 equal("experts", held, spec.held)?;
@@ -372,7 +400,15 @@ impl Scene<'_> {
             }
             _ => Err(OpsError::Weights(format!("{weight:?} is no layer's experts"))),
         };
-        let real = self.real(x);
+        let (out, then) = match added {
+            None => (out, ExpertsThen::Write),
+            Some(&AddedExperts { residual, norm: None, .. }) => (residual, ExpertsThen::Add),
+            Some(&AddedExperts { residual, norm: Some((weight, eps, normed)), .. }) => {
+                self.same_type(x, normed)?;
+                (residual, ExpertsThen::AddNorm(self.norm(residual, weight, eps)?, self.at(normed)))
+            }
+        };
+        let (real, reserved) = (self.real(x), self.with.reserved);
         let arrays = ExpertsArrays {
             real_rows: real.counts,
             x: self.at(x),
@@ -380,10 +416,12 @@ impl Scene<'_> {
             gate_up: experts(gate_up, (2 * spec.width, hidden))?,
             down: experts(down, (hidden, spec.width))?,
             gated: self.at(gated),
-            workspace: self.with.reserved.experts.address(),
+            workspace: reserved.experts.address().plus(MEETING_BYTES),
+            meeting: reserved.experts.address(),
             out: self.at(out),
             out_element: self.element(out),
             sums,
+            then,
         };
         let (queue, device) = (&self.with.queue, self.with.queue.stream.device());
         let shape = experts_shape(self.recording, op, self.element(x)).expect("called for experts");

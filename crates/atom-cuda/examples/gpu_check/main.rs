@@ -11,6 +11,7 @@ mod linear_small;
 mod norm;
 mod rope;
 mod route;
+mod router_few;
 mod rows;
 mod sample;
 mod step;
@@ -29,6 +30,7 @@ const FAMILIES: &[(&str, Checks)] = &[
     ("norm", norm::checks),
     ("rope", rope::checks),
     ("route", route::checks),
+    ("router_few", router_few::checks),
     ("attend", attend::checks),
     ("experts", experts::checks),
     ("sample", sample::checks),

@@ -71,7 +71,7 @@ fn words(steps: &[Step<'_>]) -> Vec<String> {
 }
 
 fn all(recording: &Recording) -> Vec<String> {
-    words(&fuse_where(recording, Element::BF16, |_| true))
+    words(&fuse_where(recording, Element::BF16, |_| true, None))
 }
 
 #[test]
@@ -94,11 +94,11 @@ fn products_that_are_not_taken_stay_as_they_were_recorded() {
     layers.attention(false);
     layers.mlp();
     let recording = layers.head();
-    let steps = fuse_where(&recording, Element::BF16, |_| false);
+    let steps = fuse_where(&recording, Element::BF16, |_| false, None);
     assert!(steps.iter().zip(recording.ops()).all(|(step, op)| *step == Step::Op(op)));
     assert_eq!(steps.len(), recording.ops().len());
     // Without norms in front the rest is taken in all the same.
-    let steps = fuse_where(&recording, Element::BF16, |product| !product.norms);
+    let steps = fuse_where(&recording, Element::BF16, |product| !product.norms, None);
     let expected = [
         "embed",
         "norm",
