@@ -3,7 +3,7 @@
 use crate::attention::Attention;
 use crate::isa::Isa;
 use crate::pool::Pool;
-use crate::record::{Recorded, record};
+use crate::record::{ExpertsSeen, Recorded, record};
 use crate::replay::{Failure, Replay};
 use crate::room::Room;
 use crate::sample::Sampler;
@@ -67,6 +67,8 @@ pub struct CpuBackend {
     recordings: Vec<Option<Recorded>>,
     /// Of the step that was finished last.
     expert_rows: ExpertRows,
+    /// Steps count the different experts that their rows choose.
+    counts_experts: bool,
 }
 
 /// What steps work in.
@@ -103,6 +105,7 @@ impl CpuBackend {
             reserved: None,
             recordings: Vec::new(),
             expert_rows: ExpertRows::default(),
+            counts_experts: false,
         })
     }
 
@@ -243,6 +246,10 @@ impl Backend for CpuBackend {
         if let Some(sampler) = sampler {
             sampler.load(inputs.slot_loads);
         }
+        let seen = Some(&recorded.seen).filter(|seen| self.counts_experts && seen.can_count());
+        if let Some(seen) = seen {
+            seen.clear();
+        }
         let replay = Replay {
             isa: self.isa,
             recorded,
@@ -256,10 +263,15 @@ impl Backend for CpuBackend {
             failure: Failure::none(),
             chosen: AtomicU64::new(0),
             computed: AtomicU64::new(0),
+            seen,
         };
         self.pool.run(&|worker| replay.walk(worker));
         let Replay { failure, chosen, computed, .. } = replay;
-        flight.expert_rows = ExpertRows { chosen: chosen.into_inner(), computed: computed.into_inner() };
+        flight.expert_rows = ExpertRows {
+            chosen: chosen.into_inner(),
+            computed: computed.into_inner(),
+            distinct: seen.map_or(0, ExpertsSeen::count),
+        };
         flight.outcome = failure.into_result();
         Ok(())
     }
@@ -286,6 +298,10 @@ impl Backend for CpuBackend {
 
     fn heeds_masks(&self) -> bool {
         true
+    }
+
+    fn count_experts(&mut self, counts: bool) {
+        self.counts_experts = counts;
     }
 
     fn expert_rows(&self) -> ExpertRows {

@@ -80,6 +80,8 @@ pub(crate) enum Phase {
         bias: Option<Weight>,
         spec: Arc<RouteSpec>,
         out: Buf,
+        /// How many there are before it.
+        number: usize,
     },
     /// Worker 0 lists the choices by expert; all quantise the rows that chose somebody held here.
     GroupChoices(Arc<ExpertLayer>),
@@ -176,6 +178,7 @@ pub(crate) fn phases(
     let mut cut = Cut { steps: Vec::new(), extent, codes_of: None };
     let mut capacities = capacities.into_iter();
     let mut capacity = || capacities.next().expect("the recorder counts every collective");
+    let mut routers = 0;
     for op in ops {
         match *op {
             Op::Embed { table, out } => cut.push(Phase::Embed { table, out }),
@@ -207,7 +210,8 @@ pub(crate) fn phases(
             }
             Op::Add { x, out } => cut.push(Phase::Add { x, out }),
             Op::Route { logits, bias, ref spec, out } => {
-                cut.push(Phase::Route { logits, bias, spec: Arc::clone(spec), out });
+                cut.push(Phase::Route { logits, bias, spec: Arc::clone(spec), out, number: routers });
+                routers += 1;
             }
             Op::Experts { x, routes, gate_up, down, ref spec, inner, gated, sums, out } => {
                 let (x_quantised, gated_quantised) = (quantises(gate_up), quantises(down));

@@ -1,6 +1,9 @@
 //! Checks a recording against what is loaded and reserved.
 
 mod check;
+mod seen;
+
+pub(crate) use seen::ExpertsSeen;
 
 use crate::backend::Activations;
 use crate::phase::{Step, phases};
@@ -21,6 +24,8 @@ pub(crate) struct Recorded {
     pub(crate) steps: Vec<Step>,
     /// What it needs.
     pub(crate) sizes: Sizes,
+    /// Which experts rows chose, a bit for each, behind every router; empty if it was not made to count them.
+    pub(crate) seen: ExpertsSeen,
     /// Rows of the smallest table.
     tokens: usize,
 }
@@ -54,7 +59,8 @@ pub(crate) fn record(
         _ => None,
     });
     let tokens = rows.min().unwrap_or(usize::MAX);
-    Ok(Recorded { shape, places: lay_out(recording).0, steps, sizes, tokens })
+    let seen = ExpertsSeen::new(recording);
+    Ok(Recorded { shape, places: lay_out(recording).0, steps, sizes, seen, tokens })
 }
 
 impl Recorded {

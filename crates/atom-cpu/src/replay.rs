@@ -11,7 +11,7 @@ use crate::matmul::{Codes, Operands, RowMap, multiply};
 use crate::phase::Phase;
 use crate::pool::Worker;
 use crate::quantise::quantise_row;
-use crate::record::Recorded;
+use crate::record::{ExpertsSeen, Recorded};
 use crate::room::View;
 use crate::sample::Sampler;
 use crate::shared::{Rows, share};
@@ -40,6 +40,8 @@ pub(crate) struct Replay<'a> {
     pub(crate) chosen: AtomicU64,
     /// Choices that this rank computed its share of.
     pub(crate) computed: AtomicU64,
+    /// Where the experts that rows choose are noted, if anybody wants to know.
+    pub(crate) seen: Option<&'a ExpertsSeen>,
 }
 
 /// The first collective that failed. Workers go on to the next barrier and stop there together.
@@ -105,7 +107,9 @@ impl Replay<'_> {
                     self.scale_heads(qkv, sums, weights, elements, eps, worker);
                 }
                 Phase::Add { x, out } => self.add(x, out, worker),
-                Phase::Route { logits, bias, ref spec, out } => self.route(logits, bias, spec, out, worker),
+                Phase::Route { logits, bias, ref spec, out, number } => {
+                    self.route((logits, bias), spec, out, number, worker);
+                }
                 Phase::GroupChoices(ref layer) => self.group_choices(layer, worker),
                 Phase::GateAndUp(ref layer) => self.gate_and_up(layer, worker),
                 Phase::GateChoices(ref layer) => self.gate_choices(layer, worker),

@@ -124,7 +124,7 @@ fn experts_behind_an_exchange(activations: Activations) {
     let before = ALLOCATIONS.load(Ordering::Relaxed);
     backend.replay(recording, &inputs, &Alone, &mut results).unwrap();
     assert_eq!(ALLOCATIONS.load(Ordering::Relaxed), before, "experts, {activations:?}");
-    assert_eq!(backend.expert_rows(), ExpertRows { chosen: 10, computed: 10 });
+    assert_eq!(backend.expert_rows(), ExpertRows { chosen: 10, computed: 10, distinct: 0 });
 }
 
 /// A lane without peers that allocates nothing either.

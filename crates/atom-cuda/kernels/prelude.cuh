@@ -39,7 +39,17 @@ template <> struct From<bf16> {
 };
 
 /// Places in a step's header.
-enum Header { ROWS = 0, OUT_ROWS = 1, SPANS = 2, TILES = 3, ITEMS = 4, SLOT_LOADS = 5, TABLE_ENTRIES = 6 };
+enum Header {
+    ROWS = 0,
+    OUT_ROWS = 1,
+    SPANS = 2,
+    TILES = 3,
+    ITEMS = 4,
+    SLOT_LOADS = 5,
+    TABLE_ENTRIES = 6,
+    SEQUENCE = 7,    // number of the step, 31 bits
+    PATIENCE_MS = 8, // how long a kernel waits for the host at the most
+};
 
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll

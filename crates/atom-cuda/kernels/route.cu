@@ -12,9 +12,11 @@
 //   top_k <= experts, top_k <= 32; groups divides experts; groups_kept * (experts / groups) >= top_k.
 //   block.x = 128; grid.x = ceil(rows at capacity / 4) (any number is right: warps loop); no dynamic shared memory.
 //   `granted`: this lane's entry of group_rows.
+//   count_experts: block.x = 512, grid.x = 1. Only in recordings that count; launched without overlap.
 #include "route.cuh"
 
 constexpr u32 ROUTE_WARPS = 4;
+constexpr u32 EXPERTS_MAX = 512;
 
 template <u32 EACH>
 __device__ __forceinline__ void route(const float* logits, const float* bias, const Router& r, float* out,
@@ -37,6 +39,26 @@ __device__ __forceinline__ void route(const float* logits, const float* bias, co
         row += gridDim.x * ROUTE_WARPS;
         is_real = row < extent.capacity() && extent.has(row);
     }
+}
+
+/// Adds to `total` how many different experts the real rows' routes name. One block; `experts` <= 512.
+extern "C" __global__ void __launch_bounds__(512)
+    count_experts(const float* routes, u32 experts, u32 top_k, Extent extent, u64* total) {
+    __shared__ u32 seen[EXPERTS_MAX / 32];
+    __shared__ u32 count;
+    for (u32 i = threadIdx.x; i < EXPERTS_MAX / 32; i += blockDim.x) seen[i] = 0;
+    if (threadIdx.x == 0) count = 0;
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < extent.capacity() * top_k; i += blockDim.x) {
+        u32 row = i / top_k;
+        if (!extent.has(row)) continue;
+        float number = routes[(u64)row * 2 * top_k + i % top_k];
+        if (number >= 0.0f && number < (float)experts) atomicOr(&seen[(u32)number / 32], 1u << ((u32)number % 32));
+    }
+    __syncthreads();
+    if (threadIdx.x < EXPERTS_MAX / 32) atomicAdd(&count, (u32)__popc(seen[threadIdx.x]));
+    __syncthreads();
+    if (threadIdx.x == 0) atomicAdd((unsigned long long*)total, (unsigned long long)count);
 }
 
 #define ROUTE(EACH)                                                                                                  \

@@ -6,7 +6,7 @@
 //   sample_finish   grid (out rows of the bucket), 512 threads (sample_finish.cu)
 // All three may overlap with the kernel in front (programmatic stream serialization); before they wait they read the
 // header and `rows` only, which the step's upload brings. `splits` is fixed at capture; 1 ..= blocks, any number gives the same bits. Blocks whose row is not below
-// header[OUT_ROWS] return. No scratch needs to be cleared: what a launch reads, an earlier one of the step wrote.
+// header[OUT_ROWS] return. A row with a mask waits for it in sample_peaks. No scratch needs to be cleared: what a launch reads, an earlier one of the step wrote.
 // The slot of a row that samples is no other's in the step. In front of them, in a step that admits requests with
 // penalties or biases: sample_load_seen, sample_load_biases (sample_load.cu).
 #include "sample.cuh"
@@ -61,6 +61,54 @@ __device__ __forceinline__ u32 group_peaks(const float (&x)[GROUPS_OF_BLOCK][4],
     return largest;
 }
 
+/// Stands beside a step's number where the host has no mask for a row.
+constexpr u32 NO_MASK = 0x80000000u;
+
+__device__ __forceinline__ u64 now_ns() {
+    u64 t;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+    return t;
+}
+
+/// Waits for the row's mask and makes every token of the split that it forbids impossible. What is no number stays so: then
+/// no token is chosen, as without a mask. Where the host has none, or says nothing for as long as a step may take, the
+/// row has no number and chooses nothing.
+__device__ __noinline__ void forbid(const SampleArgs& a, u32 row, Split split) {
+    u32 sequence = a.header[SEQUENCE];
+    const u8* turn = a.gate + (u64)(sequence & 1) * a.gate_stride;
+    __shared__ bool is_there;
+    if (threadIdx.x == 0) {
+        u64 since = now_ns(), limit = (u64)(u32)a.header[PATIENCE_MS] * 1000000;
+        u32 word;
+        while (true) {
+            asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(word) : "l"(turn + 4ull * row) : "memory");
+            if ((word & ~NO_MASK) == sequence || now_ns() - since > limit) break;
+            __nanosleep(500);
+        }
+        is_there = word == sequence;
+    }
+    __syncthreads();
+    float* logits = a.logits + (u64)row * a.vocab;
+    u32 words = ceil_div(a.vocab, 32), lane = threadIdx.x % 32, to = min(split.to * (BLOCK / 32), words);
+    const u32* mask = (const u32*)(turn + a.masks) + (u64)row * words;
+    if (!is_there) {
+        if (threadIdx.x == 0 && split.from < split.to) logits[split.from * BLOCK] = __uint_as_float(0x7fc00000u);
+        to = 0;
+    }
+    // A warp fetches a line of the host's memory at a time: 1,024 tokens.
+    for (u32 first = split.from * (BLOCK / 32) + threadIdx.x / 32 * 32; first < to; first += THREADS) {
+        u32 mine = ~0u;
+        if (first + lane < to)
+            asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(mine) : "l"(mask + first + lane));
+        for (u32 i = 0; i < 32; i++) {
+            u32 allowed = __shfl_sync(0xffffffffu, mine, i), token = (first + i) * 32 + lane;
+            if (allowed >> lane & 1 || token >= a.vocab) continue;
+            if (logits[token] < __uint_as_float(0x7f800000u)) logits[token] = __uint_as_float(0xff800000u);
+        }
+    }
+    __syncthreads();
+}
+
 /// Largest logit of every group of 128 tokens and of every split, of the logits that the choice is made from and,
 /// where these differ and are asked for, of the model's own. Any NaN counts as largest.
 extern "C" __global__ void __launch_bounds__(THREADS, 8) sample_peaks(const __grid_constant__ SampleArgs a) {
@@ -70,12 +118,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) sample_peaks(const __gr
     const SampleRow& r = a.rows[row];
     wait_for_inputs();
     if (!real) return;
+    Split split = split_of(a);
+    if (r.flags & MASKED) forbid(a, row, split);
     Logits logits = logits_of(a, row, r, CHOICE);
     bool raw = keeps_raw(r);
     u32 groups = ceil_div(a.vocab, BLOCK) * GROUPS_OF_BLOCK;
     u32* keys = a.keys + (u64)row * 2 * groups;
     u32 largest[2] = {0, 0};
-    Split split = split_of(a);
     for (u32 block = split.from + warp; block < split.to; block += WARPS) {
         u32 group = block * GROUPS_OF_BLOCK;
         float x[GROUPS_OF_BLOCK][4];

@@ -42,7 +42,8 @@ enum RowFlag : u32 {
     PENALISES = 2,       // reads and writes the slot's history
     BIASES = 4,          // adds the slot's biases
     REPORTS = 8,         // log-probabilities are asked for
-    TRUNCATES_MIN_P = 16 // min_p is above 0
+    TRUNCATES_MIN_P = 16, // min_p is above 0
+    MASKED = 32           // waits for the host to say which tokens may be chosen
 };
 
 struct Bias {
@@ -64,7 +65,7 @@ constexpr u32 NOT_A_NUMBER = 0xffffffffu;
 
 /// Parameters of sample_peaks, sample_masses and sample_finish. `blocks` = ceil(vocab / 512), `groups` = 4 blocks.
 struct SampleArgs {
-    const float* logits;   // [out rows, vocab], starts on 16 bytes; never written
+    float* logits;         // [out rows, vocab], starts on 16 bytes; written where a mask forbids a token
     const SampleRow* rows; // [out rows]
     const int* header;     // of the step
     u16* seen;             // [slots, 512 blocks]: bit 15: in the prompt; others: how often generated
@@ -75,9 +76,12 @@ struct SampleArgs {
     u32* peaks;            // [out rows, 2, splits] scratch: largest logit of each split
     Scored* results;       // [out rows]
     u32* last_token;       // [slots]: what the row's slot said last
+    const u8* gate;        // [2 turns, gate_stride], written by the host: u32[out rows], masks
     u32 vocab;             // at most 524,288
     u32 splits;            // grid.x of sample_peaks and sample_masses
     u32 bias_max;
+    u32 gate_stride; // bytes of a turn
+    u32 masks;       // where masks begin in a turn: u32[out rows, ceil(vocab / 32)]
     u32 unused;
 };
 

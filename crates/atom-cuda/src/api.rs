@@ -67,6 +67,7 @@ macro_rules! table {
     };
 }
 
+// What waits without a bound has no place here: `cuStreamSynchronize`, `cuEventSynchronize`. See `wait.rs`.
 table! {
     /// The driver.
     Driver, Kind::Driver, DriverCalls;
@@ -87,23 +88,29 @@ table! {
     fn cuMemFree_v2(address: cu::CUdeviceptr) -> cu::CUresult;
     fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint) -> cu::CUresult;
     fn cuMemFreeHost(address: *mut c_void) -> cu::CUresult;
+    fn cuMemHostGetDevicePointer_v2(
+        address: *mut cu::CUdeviceptr, start: *mut c_void, flags: c_uint,
+    ) -> cu::CUresult;
     fn cuMemcpyHtoDAsync_v2(
         to: cu::CUdeviceptr, from: *const c_void, bytes: usize, stream: cu::CUstream,
     ) -> cu::CUresult;
     fn cuMemcpyDtoHAsync_v2(
         to: *mut c_void, from: cu::CUdeviceptr, bytes: usize, stream: cu::CUstream,
     ) -> cu::CUresult;
+    fn cuMemcpyDtoDAsync_v2(
+        to: cu::CUdeviceptr, from: cu::CUdeviceptr, bytes: usize, stream: cu::CUstream,
+    ) -> cu::CUresult;
     fn cuMemsetD8Async(to: cu::CUdeviceptr, value: u8, count: usize, stream: cu::CUstream) -> cu::CUresult;
     fn cuStreamCreate(stream: *mut cu::CUstream, flags: c_uint) -> cu::CUresult;
     fn cuStreamDestroy_v2(stream: cu::CUstream) -> cu::CUresult;
-    fn cuStreamSynchronize(stream: cu::CUstream) -> cu::CUresult;
+    fn cuStreamQuery(stream: cu::CUstream) -> cu::CUresult;
     fn cuStreamWaitEvent(stream: cu::CUstream, event: cu::CUevent, flags: c_uint) -> cu::CUresult;
     fn cuStreamBeginCapture_v2(stream: cu::CUstream, mode: cu::CUstreamCaptureMode) -> cu::CUresult;
     fn cuStreamEndCapture(stream: cu::CUstream, graph: *mut cu::CUgraph) -> cu::CUresult;
     fn cuEventCreate(event: *mut cu::CUevent, flags: c_uint) -> cu::CUresult;
     fn cuEventDestroy_v2(event: cu::CUevent) -> cu::CUresult;
     fn cuEventRecord(event: cu::CUevent, stream: cu::CUstream) -> cu::CUresult;
-    fn cuEventSynchronize(event: cu::CUevent) -> cu::CUresult;
+    fn cuEventQuery(event: cu::CUevent) -> cu::CUresult;
     fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: cu::CUevent, end: cu::CUevent) -> cu::CUresult;
     fn cuModuleLoadData(module: *mut cu::CUmodule, image: *const c_void) -> cu::CUresult;
     fn cuModuleUnload(module: cu::CUmodule) -> cu::CUresult;
@@ -162,6 +169,7 @@ table! {
     /// Matrix products.
     CublasLt, Kind::CublasLt, CublasLtCalls;
     fn cublasLtGetStatusString(status: lt::cublasStatus_t) -> *const c_char;
+    fn cublasLtGetVersion() -> usize;
     fn cublasLtCreate(handle: *mut lt::cublasLtHandle_t) -> lt::cublasStatus_t;
     fn cublasLtDestroy(handle: lt::cublasLtHandle_t) -> lt::cublasStatus_t;
     fn cublasLtMatmulDescCreate(
@@ -189,6 +197,15 @@ table! {
         preference: lt::cublasLtMatmulPreference_t, asked: c_int,
         found: *mut lt::cublasLtMatmulHeuristicResult_t, count: *mut c_int,
     ) -> lt::cublasStatus_t;
+    fn cublasLtMatmulAlgoConfigGetAttribute(
+        algorithm: *const lt::cublasLtMatmulAlgo_t, attribute: lt::cublasLtMatmulAlgoConfigAttributes_t,
+        value: *mut c_void, bytes: usize, written: *mut usize,
+    ) -> lt::cublasStatus_t;
+    fn cublasLtMatmulAlgoCheck(
+        handle: lt::cublasLtHandle_t, desc: lt::cublasLtMatmulDesc_t, a: lt::cublasLtMatrixLayout_t,
+        b: lt::cublasLtMatrixLayout_t, c: lt::cublasLtMatrixLayout_t, d: lt::cublasLtMatrixLayout_t,
+        algorithm: *const lt::cublasLtMatmulAlgo_t, found: *mut lt::cublasLtMatmulHeuristicResult_t,
+    ) -> lt::cublasStatus_t;
     fn cublasLtMatmul(
         handle: lt::cublasLtHandle_t, desc: lt::cublasLtMatmulDesc_t, alpha: *const c_void,
         a: *const c_void, a_layout: lt::cublasLtMatrixLayout_t, b: *const c_void,
@@ -214,6 +231,14 @@ impl Driver {
         // SAFETY: null, or a constant of the driver.
         let (name, text) = unsafe { (own(name), own(text)) };
         Err(CudaError::Driver { call, code: result as u32, name, text })
+    }
+
+    /// The answer of a query: whether all is done.
+    pub(crate) fn is_ready(&self, call: &'static str, result: cu::CUresult) -> Result<bool, CudaError> {
+        if result == cu::CUresult::CUDA_ERROR_NOT_READY {
+            return Ok(false);
+        }
+        self.check(call, result).map(|()| true)
     }
 }
 

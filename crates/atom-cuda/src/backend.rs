@@ -1,20 +1,29 @@
 //! [`CudaBackend`]: one rank on one GPU.
 
+mod operators;
+
+pub use operators::{OperatorTime, StepTimes};
+
 use crate::blas::Blas;
 use crate::compile::Program;
-use crate::device::{Event, Stream};
+use crate::device::{Device, Stream};
 use crate::error::CudaError;
-use crate::fuse::{Step, fuse};
+use crate::few_rows::FewRows;
+use crate::fuse::{Fused, Step, fuse};
 use crate::gpu::Gpu;
+use crate::graph::Graph;
 use crate::kernels::Queue;
+use crate::landing::{Landing, TURNS, turn};
 use crate::launch::attend::{AttendHeads, AttendKernels};
 use crate::launch::experts::{Experts, MEETING_BYTES};
 use crate::launch::rope::CacheLayer;
+use crate::masks::Masks;
 use crate::memory::{Address, DeviceMem, Pinned};
-use crate::plan::{Plan, attend_heads, check_kv, check_model, experts_shape, work};
+use crate::plan::{COUNTS_BYTES, Plan, attend_heads, check_kv, check_model, experts_shape, work};
 use crate::record::{Capture, Recorded, not_built};
 use crate::sampler::Sampler;
 use crate::staging::Staging;
+use crate::wait;
 use crate::weights::{Carrier, Delivery, Shelf};
 use crate::work::WorkSpec;
 use atom_base::{ScoredToken, TokenId, slot_of_last};
@@ -24,11 +33,14 @@ use atom_ops::{
 use atom_weights::Tensor;
 use std::collections::VecDeque;
 use std::thread::ThreadId;
+use std::time::{Duration, Instant};
 
 /// One rank on a GPU. Everything that steps touch is taken by `reserve`, as planned.
 pub struct CudaBackend {
     // Fields are dropped in order: graphs before what they work on.
     recordings: Vec<Option<Recorded>>,
+    /// How long each took when it was replayed last; 0 before.
+    took: Vec<Duration>,
     reserved: Option<Reserved>,
     blas: Blas,
     weights: DeviceMem,
@@ -37,6 +49,10 @@ pub struct CudaBackend {
     stream: Stream,
     plan: Plan,
     expert_rows: ExpertRows,
+    /// Steps count the different experts that their rows choose, where they can.
+    counts_experts: bool,
+    /// Free bytes before anything of it was taken; none once it was said what the driver took.
+    free_at_start: Option<u64>,
     /// Whose calls the driver takes for this GPU.
     bound: Option<ThreadId>,
     gpu: Gpu,
@@ -52,20 +68,34 @@ pub(crate) struct Reserved {
     pub(crate) sampler: Option<Sampler>,
     pub(crate) attention: Attention,
     pub(crate) experts: DeviceMem,
+    counts: Option<ExpertCounts>,
     cache: DeviceMem,  // [layers][keys, values][pages, kv_heads, page_size, head_dim]
     page_bytes: usize, // of one layer's keys
     host: Staging,
-    /// Marked behind the steps of each turn.
-    ends: [Event; FLIGHTS_MAX],
+    pub(crate) landing: Landing,
     /// Steps that were launched and not finished, the oldest first.
     flights: VecDeque<Flight>,
+    /// When the last step ended.
+    landed: Instant,
+    masks: Masks,
 }
 
 /// A step in flight.
 struct Flight {
-    turn: usize,
+    sequence: u32,
+    recording: usize,
+    launched: Instant,
+    /// How long it may take once the one before it has ended.
+    patience: Duration,
     sampled: usize,
     expert_rows: ExpertRows,
+    counts_experts: bool,
+}
+
+/// How many different experts the rows of a step choose: the device's sum, and what is brought back of it.
+struct ExpertCounts {
+    sum: DeviceMem,
+    found: [Pinned; TURNS],
 }
 
 /// How this model's attention is computed.
@@ -80,17 +110,22 @@ impl CudaBackend {
     /// Takes the room for weights.
     pub fn new(mut gpu: Gpu, plan: &Plan) -> Result<Self, OpsError> {
         gpu.device.bind()?;
+        wait::sleep_exactly();
+        let (free, _) = gpu.device.memory()?;
         gpu.load(&BASE_PROGRAMS.map(Program::plain))?;
         Ok(Self {
             recordings: Vec::new(),
+            took: Vec::new(),
             reserved: None,
-            blas: Blas::new(&gpu.cublaslt, &gpu.device)?,
+            blas: Blas::new(&gpu.cublaslt, &gpu.device, plan.sizes.order, gpu.cache.as_deref())?,
             weights: DeviceMem::new(&gpu.device, plan.sizes.weights)?,
             shelf: Shelf::new(plan.sizes.element),
             carrier: Some(Carrier::new(&gpu.device)?),
             stream: gpu.device.stream()?,
             plan: *plan,
             expert_rows: ExpertRows::default(),
+            counts_experts: false,
+            free_at_start: Some(free),
             bound: Some(std::thread::current().id()),
             gpu,
         })
@@ -101,12 +136,32 @@ impl CudaBackend {
         self.recordings[recording].as_ref().map_or(0, |recorded| recorded.graph.nodes())
     }
 
+    /// Makes the GPU this thread's. An error if it has failed before: nothing more is asked of it.
     fn bind(&mut self) -> Result<(), CudaError> {
+        self.gpu.device.check_usable()?;
         let thread = std::thread::current().id();
         if self.bound != Some(thread) {
             self.gpu.device.bind()?;
+            wait::sleep_exactly();
             self.bound = Some(thread);
         }
+        Ok(())
+    }
+
+    /// Says once what the driver took by itself: behind the first step, when code and graphs are there.
+    fn say_driver_bytes(&mut self) -> Result<(), CudaError> {
+        let Some(before) = self.free_at_start.take() else { return Ok(()) };
+        let (now, _) = self.gpu.device.memory()?;
+        let sizes = &self.plan.sizes;
+        let planned = (self.plan.total() - sizes.driver) as u64;
+        let taken = before.saturating_sub(now).saturating_sub(planned);
+        let graphs: Vec<usize> = self.recordings.iter().flatten().map(|r| r.graph.nodes()).collect();
+        let (count, nodes) = (graphs.len(), graphs.iter().sum::<usize>());
+        tracing::info!(
+            "the driver took {} MiB of GPU memory for code and {count} recordings of {nodes} nodes; {} MiB were kept for it",
+            taken >> 20,
+            sizes.driver >> 20
+        );
         Ok(())
     }
 
@@ -172,12 +227,15 @@ impl Backend for CudaBackend {
         self.bind()?;
         let reserved = self.reserved.as_ref().ok_or_else(|| early("record"))?;
         let (element, properties) = (self.shelf.element(), self.gpu.device.properties());
+        let order = self.plan.sizes.order;
         let shapes = recording.ops().iter().filter_map(|op| experts_shape(&recording, op, element));
         let mut programs: Vec<Program> =
-            shapes.flat_map(|shape| Experts::new(shape, properties).programs()).collect();
-        let steps = fuse(&recording, element, properties);
+            shapes.flat_map(|shape| Experts::in_order(shape, order, properties).programs()).collect();
+        let steps = fuse(&recording, element, order, properties);
         programs.extend(steps.iter().filter_map(|step| match step {
-            Step::Product(fused) => Some(fused.product.program(properties)),
+            Step::Product(Fused { product, .. }) => {
+                FewRows::choose(product, order, properties).map(|kernel| kernel.program(product, properties))
+            }
             Step::Router(routed) => Some(routed.program(&recording)),
             _ => None,
         }));
@@ -189,14 +247,16 @@ impl Backend for CudaBackend {
             blas: &self.blas,
             shelf: &self.shelf,
             weights: self.weights.address(),
+            weights_bytes: self.weights.bytes(),
             reserved,
         };
         let recorded = capture.record(&recording, &steps)?;
         if let Some(free) = self.recordings.iter().position(Option::is_none) {
-            self.recordings[free] = Some(recorded);
+            (self.recordings[free], self.took[free]) = (Some(recorded), Duration::ZERO);
             return Ok(free);
         }
         self.recordings.push(Some(recorded));
+        self.took.push(Duration::ZERO);
         Ok(self.recordings.len() - 1)
     }
 
@@ -208,56 +268,82 @@ impl Backend for CudaBackend {
         &mut self,
         recording: usize,
         inputs: &StepInputs<'_>,
-        _: &dyn Collectives,
+        collectives: &dyn Collectives,
     ) -> Result<(), OpsError> {
         self.bind()?;
+        self.blas.report();
         let reserved = self.reserved.as_mut().ok_or_else(|| early("launch"))?;
         let recorded = self.recordings[recording].as_ref().expect("it was not given up");
-        assert!(reserved.flights.len() < FLIGHTS_MAX, "{FLIGHTS_MAX} steps are in flight");
+        assert!(reserved.flights.len() < TURNS, "{TURNS} steps are in flight");
         reserved.assert_fits(recorded, inputs);
-        let turn = reserved.host.turn();
-        if reserved.reserve.poison {
-            reserved.poison(&self.stream, inputs)?;
-        }
-        let used = reserved.host.fill(&recorded.layout, &reserved.reserve, inputs);
-        if let Some(sampler) = &mut reserved.sampler {
-            let queue = Queue { kernels: &self.gpu.kernels, stream: &self.stream };
-            sampler.load(&queue, inputs.slot_loads, inputs.out)?;
-        }
-        // SAFETY: this half of the staging buffer is not touched before the step was waited for.
-        unsafe { reserved.staging.upload(&self.stream, 0, &reserved.host.bytes()[..used]) }?;
-        recorded.graph.launch(&self.stream)?;
-        let sampled = if reserved.sampler.is_some() { inputs.out.len() } else { 0 };
-        if let Some(sampler) = &mut reserved.sampler {
-            sampler.fetch(&self.stream, turn, sampled)?;
-        }
-        self.stream.mark(&reserved.ends[turn])?;
-        let rows = inputs.tokens.len() as u64;
-        let (chosen, computed) = recorded.choices;
-        let expert_rows = ExpertRows { chosen: rows * chosen as u64, computed: rows * computed as u64 };
-        reserved.flights.push_back(Flight { turn, sampled, expert_rows });
-        Ok(())
+        let queue = Queue { kernels: &self.gpu.kernels, stream: &self.stream };
+        let launched = reserved.launch(
+            &queue,
+            (recording, recorded, self.counts_experts),
+            inputs,
+            collectives.patience(),
+        );
+        launched.map_err(|error| self.gpu.device.fail(error).into())
     }
 
     fn finish(&mut self, results: &mut [ScoredToken]) -> Result<(), OpsError> {
         self.bind()?;
         let reserved = self.reserved.as_mut().ok_or_else(|| early("finish"))?;
         let flight = reserved.flights.pop_front().expect("a step is in flight");
-        reserved.ends[flight.turn].wait()?;
-        if let Some(sampler) = &reserved.sampler {
-            sampler.read(flight.turn, &mut results[..flight.sampled]);
+        let mut begun = flight.launched.max(reserved.landed);
+        if let Some(Sampler { gate, .. }) = &mut reserved.sampler
+            && reserved.masks.bring(gate, flight.sequence)
+        {
+            // What it waited for says nothing of how long it takes.
+            begun = Instant::now();
         }
+        let usual = ASK_AFTER.max(2 * self.took[flight.recording]);
+        let limit = flight.patience.saturating_sub(begun.elapsed());
+        reserved.landing.wait(&self.stream, flight.sequence, (usual, limit))?;
+        reserved.landed = Instant::now();
+        self.took[flight.recording] = reserved.landed - begun;
+        reserved.landing.read(flight.sequence, &mut results[..flight.sampled]);
+        reserved.masks.mark_missing(flight.sequence, results);
         self.expert_rows = flight.expert_rows;
-        Ok(())
+        if flight.counts_experts
+            && let Some(counts) = &reserved.counts
+        {
+            // Its copy is queued behind the step's own end.
+            let limit = flight.patience.saturating_sub(begun.elapsed());
+            self.stream.wait_within("a step's different experts", limit)?;
+            self.expert_rows.distinct = counts.found(turn(flight.sequence));
+        }
+        self.say_driver_bytes().map_err(|error| self.gpu.device.fail(error).into())
     }
 
     fn abandon(&mut self) {
-        let Some(reserved) = &mut self.reserved else { return };
-        reserved.flights.clear();
-        // A device that fails here fails the next step too, which says so.
-        if let Err(error) = self.stream.wait() {
-            tracing::warn!("waiting for steps that are given up: {error}");
+        // Of a GPU that failed nothing is waited for.
+        if self.bind().is_err() {
+            return;
         }
+        let Some(reserved) = &mut self.reserved else { return };
+        if reserved.flights.is_empty() {
+            return;
+        }
+        let mut limit = Duration::ZERO;
+        while let Some(flight) = reserved.flights.pop_front() {
+            if let Some(Sampler { gate, .. }) = &mut reserved.sampler {
+                reserved.masks.deny(gate, flight.sequence);
+            }
+            limit += flight.patience;
+        }
+        // A device that fails here refuses the next step, which says so.
+        if let Err(error) = self.stream.wait_within("steps that are given up", limit) {
+            tracing::error!("{error}");
+        }
+    }
+
+    fn heeds_masks(&self) -> bool {
+        true
+    }
+
+    fn count_experts(&mut self, counts: bool) {
+        self.counts_experts = counts;
     }
 
     fn expert_rows(&self) -> ExpertRows {
@@ -265,7 +351,58 @@ impl Backend for CudaBackend {
     }
 }
 
+impl Drop for CudaBackend {
+    /// What a step in flight works on is given back only when it has ended.
+    fn drop(&mut self) {
+        self.abandon();
+    }
+}
+
 impl Reserved {
+    /// Queues a step.
+    fn launch(
+        &mut self,
+        queue: &Queue<'_>,
+        (recording, recorded, counts_experts): (usize, &Recorded, bool),
+        inputs: &StepInputs<'_>,
+        patience: Duration,
+    ) -> Result<(), CudaError> {
+        let sequence = self.landing.next();
+        self.host.take_turn(turn(sequence));
+        if self.reserve.poison {
+            self.poison(queue.stream, inputs)?;
+        }
+        let used = self.host.fill(&recorded.layout, &self.reserve, inputs, (sequence, patience));
+        if let Some(sampler) = &mut self.sampler {
+            let patience = self.flights.iter().map(|flight| flight.patience).sum::<Duration>() + patience;
+            sampler.load(queue, (inputs.slot_loads, inputs.out), turn(sequence), patience)?;
+            self.masks.expect(&sampler.gate, sequence, inputs.out);
+        }
+        // SAFETY: this half of the staging buffer is not touched before the step was waited for.
+        unsafe { self.staging.upload(queue.stream, 0, &self.host.bytes()[..used]) }?;
+        let counting = recorded.counting.as_ref().filter(|_| counts_experts);
+        match (counting, &mut self.counts) {
+            (Some(graph), Some(counts)) => counts.launch(graph, queue.stream, turn(sequence))?,
+            _ => recorded.graph.launch(queue.stream)?,
+        }
+        let rows = inputs.tokens.len() as u64;
+        let (chosen, computed) = recorded.choices;
+        self.flights.push_back(Flight {
+            sequence,
+            recording,
+            launched: Instant::now(),
+            patience,
+            sampled: if self.sampler.is_some() { inputs.out.len() } else { 0 },
+            expert_rows: ExpertRows {
+                chosen: rows * chosen as u64,
+                computed: rows * computed as u64,
+                distinct: 0,
+            },
+            counts_experts: counting.is_some(),
+        });
+        Ok(())
+    }
+
     fn new(stream: &Stream, plan: &Plan, reserve: &Reserve) -> Result<Self, OpsError> {
         let (device, sizes) = (stream.device(), &plan.sizes);
         check_kv(reserve.kv_dtype, sizes.element)?;
@@ -289,7 +426,7 @@ impl Reserved {
         let attention = Attention {
             heads,
             kernels: AttendKernels::new(properties, sizes.element, &heads),
-            work: work(reserve, properties, sizes.element),
+            work: work(reserve, properties, sizes.element, sizes.order),
             scratch: DeviceMem::new(device, sizes.attention)?,
         };
         // Counters start at 0, and every launch leaves them so.
@@ -306,10 +443,13 @@ impl Reserved {
             frequencies: DeviceMem::new(device, frequencies.len())?,
             sampler: if reserve.samples { Some(Sampler::new(stream, reserve, sizes)?) } else { None },
             host: Staging::new([pinned()?, pinned()?], reserve, attention.work),
-            ends: [device.event()?, device.event()?],
-            flights: VecDeque::with_capacity(FLIGHTS_MAX),
+            landing: Landing::new(device, reserve.top.out_rows)?,
+            flights: VecDeque::with_capacity(TURNS),
+            landed: Instant::now(),
+            masks: Masks::new(reserve.top.out_rows),
             attention,
             experts,
+            counts: if sizes.counts > 0 { Some(ExpertCounts::new(device)?) } else { None },
             cache,
             page_bytes: sizes.page / (2 * reserve.layers.max(1)),
             reserve: reserve.clone(),
@@ -320,6 +460,14 @@ impl Reserved {
         reserved.cache.fill(stream, 0, reserved.cache.bytes(), 0)?;
         stream.wait()?;
         Ok(reserved)
+    }
+
+    /// Where experts are counted.
+    pub(crate) fn counts(&self) -> Result<Address, OpsError> {
+        let counts = self.counts.as_ref().map(|counts| counts.sum.address());
+        counts.ok_or_else(|| {
+            OpsError::Memory("a recording counts experts and none was planned that does".into())
+        })
     }
 
     /// Keys and values of a layer.
@@ -376,12 +524,42 @@ impl Reserved {
     }
 }
 
-/// Steps at once: each has a buffer of its own on the host.
-const FLIGHTS_MAX: usize = 2;
+impl ExpertCounts {
+    fn new(device: &Device) -> Result<Self, CudaError> {
+        let found = || Pinned::new(device, COUNTS_BYTES);
+        Ok(Self { sum: DeviceMem::new(device, COUNTS_BYTES)?, found: [found()?, found()?] })
+    }
+
+    /// Queues a step that counts, between what that takes: two calls of the driver more than other steps.
+    fn launch(&mut self, graph: &Graph, stream: &Stream, turn: usize) -> Result<(), CudaError> {
+        self.sum.fill(stream, 0, COUNTS_BYTES, 0)?;
+        graph.launch(stream)?;
+        // SAFETY: it is read after the step has been waited for, and its turn comes again after that.
+        unsafe { self.sum.download(stream, 0, &mut self.found[turn]) }
+    }
+
+    fn found(&self, turn: usize) -> u64 {
+        u64::from_le_bytes(self.found[turn][..COUNTS_BYTES].try_into().expect("8 bytes"))
+    }
+}
+
+/// A step that takes longer than this, and twice as long as the last of its recording, has the driver asked whether
+/// something failed.
+const ASK_AFTER: Duration = Duration::from_millis(5);
 
 /// What every model needs.
-const BASE_PROGRAMS: [&str; 9] =
-    ["step", "weights", "rows", "norm", "rope", "route", "sample", "sample_finish", "sample_load"];
+const BASE_PROGRAMS: [&str; 10] = [
+    "step",
+    "step_end",
+    "weights",
+    "rows",
+    "norm",
+    "rope",
+    "route",
+    "sample",
+    "sample_finish",
+    "sample_load",
+];
 
 fn early(what: &str) -> OpsError {
     OpsError::Device(format!("{what} was called before reserve"))

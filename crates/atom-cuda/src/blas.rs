@@ -1,15 +1,23 @@
 //! Plain matrix products by cuBLASLt, each with an algorithm that was chosen before it is captured.
 
+mod timing;
+
+pub(crate) use timing::{Operands, launches_max};
+
 use crate::api::CublasLt;
+use crate::choices::Choices;
 use crate::device::{Device, Stream};
 use crate::element::Element;
 use crate::error::CudaError;
 use crate::memory::{Address, DeviceMem};
+use crate::order::SumOrder;
 use cudarc::cublaslt::sys as lt;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// `out[rows, outputs] = x[rows, inputs] weight[outputs, inputs]^T`, all row-major and without gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,45 +36,130 @@ pub struct Product {
     pub adds: bool,
 }
 
+/// How the library names one of its kernels with what it is told.
+type Algorithm = lt::cublasLtMatmulAlgo_t;
+
+impl Product {
+    /// Bytes of x, weight and out.
+    fn bytes(&self) -> [usize; 3] {
+        let Self { rows, inputs, outputs, element, out, .. } = *self;
+        [rows * inputs * element.bytes(), outputs * inputs * element.bytes(), rows * outputs * out.bytes()]
+    }
+
+    /// The same for half of the rows.
+    fn half(self) -> Self {
+        Self { rows: self.rows / 2, ..self }
+    }
+}
+
 /// A handle with its workspace and the algorithms that were chosen.
 pub struct Blas {
     library: Arc<CublasLt>,
     handle: lt::cublasLtHandle_t,
     workspace: DeviceMem,
-    chosen: RefCell<HashMap<Product, Chosen>>,
+    order: SumOrder,
+    choices: RefCell<Choices>,
+    chosen: RefCell<HashMap<Product, Way>>,
+    /// Products that were timed, and how long that took, since somebody asked.
+    timed: Cell<(usize, Duration)>,
 }
 
 // SAFETY: a handle may be used from any thread, by one at a time.
 unsafe impl Send for Blas {}
 
+/// How a product is done.
+enum Way {
+    /// At once.
+    One(Chosen),
+    /// As two products of half of its rows, each in its own way: so that what a half reads stays in the cache.
+    Halves,
+}
+
 /// Descriptions that a call needs, with the algorithm.
 struct Chosen {
     library: Arc<CublasLt>,
+    product: Product,
     desc: lt::cublasLtMatmulDesc_t,
     layouts: [lt::cublasLtMatrixLayout_t; 3], // weight, x, out
-    algorithm: lt::cublasLtMatmulAlgo_t,
+    algorithm: Algorithm,
 }
 
 impl Blas {
-    /// Takes the workspace. Of one stream only: calls in turn share it.
-    pub fn new(library: &Arc<CublasLt>, device: &Device) -> Result<Self, CudaError> {
+    /// Takes the workspace. Of one stream only: calls in turn share it. `cache` is a folder that keeps choices.
+    pub fn new(
+        library: &Arc<CublasLt>,
+        device: &Device,
+        order: SumOrder,
+        cache: Option<&Path>,
+    ) -> Result<Self, CudaError> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the place lives for the call; the context is current.
         library.check("cublasLtCreate", unsafe { library.cublasLtCreate(&raw mut handle) })?;
-        let chosen = RefCell::default();
-        let mut blas =
-            Self { library: Arc::clone(library), handle, workspace: DeviceMem::new(device, 0)?, chosen };
+        // SAFETY: it takes nothing.
+        let version = unsafe { library.cublasLtGetVersion() };
+        let properties = device.properties();
+        let of = format!(
+            "{}, {} multiprocessors; cuBLASLt {version}; sums {order:?}; {FORM}",
+            properties.name, properties.processors
+        );
+        let (choices, chosen) = (RefCell::new(Choices::open(cache, of)), RefCell::default());
+        let (library, workspace) = (Arc::clone(library), DeviceMem::new(device, 0)?);
+        let timed = Cell::default();
+        let mut blas = Self { library, handle, workspace, order, choices, chosen, timed };
         blas.workspace = DeviceMem::new(device, WORKSPACE_BYTES)?;
         Ok(blas)
     }
 
-    /// Chooses an algorithm, if that has not been done. Not within a capture: it may take a millisecond.
+    /// Of all sums.
+    pub fn order(&self) -> SumOrder {
+        self.order
+    }
+
+    /// Chooses an algorithm without a trial, if that has not been done. Not within a capture: it may take a millisecond.
     pub fn choose(&self, product: Product) -> Result<(), CudaError> {
         if !self.chosen.borrow().contains_key(&product) {
-            let chosen = Chosen::new(&self.library, self.handle, product)?;
-            self.chosen.borrow_mut().insert(product, chosen);
+            let mut chosen = Chosen::new(&self.library, product)?;
+            chosen.algorithm = match self.order {
+                SumOrder::Fastest => chosen.first(self.handle, Reductions::Any)?,
+                SumOrder::Fixed => self.one_for_all_rows(&chosen)?,
+            };
+            self.chosen.borrow_mut().insert(product, Way::One(chosen));
         }
         Ok(())
+    }
+
+    /// The algorithm that any number of rows may have: it adds nothing up but in its own registers, so the order of a sum
+    /// is that of its one loop over the inputs. Of the library's kinds of kernels it is of the one that most of its
+    /// choices for some rows are of, so that a step of other rows finds a fast one of the same kind.
+    fn one_for_all_rows(&self, chosen: &Chosen) -> Result<Algorithm, CudaError> {
+        let usual = Chosen::new(&self.library, Product { rows: FIXED_ROWS, ..chosen.product })?;
+        let found = usual.algorithms(self.handle, Reductions::None, FIXED_CANDIDATES)?;
+        let kinds: Vec<i32> = found.iter().map(|algorithm| self.kind(algorithm)).collect::<Result<_, _>>()?;
+        let first = most_common(&kinds).map(|place| found[place]);
+        first.filter(|algorithm| chosen.takes(self.handle, algorithm)).ok_or_else(|| {
+            CudaError::Unsupported(format!(
+                "sums in a fixed order: cuBLASLt's algorithm for {FIXED_ROWS} rows does not take {:?}; leave out \
+                 --deterministic",
+                chosen.product
+            ))
+        })
+    }
+
+    /// The library's number of a kind of kernels, which come in many sizes of tiles.
+    fn kind(&self, algorithm: &Algorithm) -> Result<i32, CudaError> {
+        let (mut kind, mut written) = (0_i32, 0);
+        // SAFETY: places live for the call.
+        let status = unsafe {
+            self.library.cublasLtMatmulAlgoConfigGetAttribute(
+                std::ptr::from_ref(algorithm),
+                lt::cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_ID,
+                (&raw mut kind).cast(),
+                size_of::<i32>(),
+                &raw mut written,
+            )
+        };
+        self.library.check("cublasLtMatmulAlgoConfigGetAttribute", status)?;
+        Ok(kind)
     }
 
     /// Queues a product, choosing first if nobody did.
@@ -87,8 +180,31 @@ impl Blas {
         }
         self.choose(product)?;
         let chosen = self.chosen.borrow();
-        let chosen = &chosen[&product];
-        let (one, beta) = (1.0_f32, if product.adds { 1.0_f32 } else { 0.0 });
+        match &chosen[&product] {
+            // SAFETY: the caller's.
+            Way::One(chosen) => unsafe { self.run(chosen, &chosen.algorithm, stream, [x, weight, out]) },
+            Way::Halves => {
+                let half = product.half();
+                let [x_bytes, _, out_bytes] = half.bytes();
+                // SAFETY: the caller's, of the first rows and of the others; halves were chosen before their whole.
+                unsafe {
+                    self.multiply(stream, half, x, weight, out)?;
+                    self.multiply(stream, half, x.plus(x_bytes), weight, out.plus(out_bytes))
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`Self::multiply`], of the product that was described.
+    unsafe fn run(
+        &self,
+        chosen: &Chosen,
+        algorithm: &Algorithm,
+        stream: &Stream,
+        [x, weight, out]: [Address; 3],
+    ) -> Result<(), CudaError> {
+        let (one, beta) = (1.0_f32, if chosen.product.adds { 1.0_f32 } else { 0.0 });
         let [weight_layout, x_layout, out_layout] = chosen.layouts;
         let pointer = |address: Address| address.0 as *const c_void;
         // SAFETY: descriptions are alive; scalars live for the call, which copies them; the rest is the caller's.
@@ -106,7 +222,7 @@ impl Blas {
                 out_layout,
                 out.0 as *mut c_void,
                 out_layout,
-                &raw const chosen.algorithm,
+                std::ptr::from_ref(algorithm),
                 self.workspace.address().0 as *mut c_void,
                 WORKSPACE_BYTES,
                 stream.handle().cast(),
@@ -119,23 +235,20 @@ impl Blas {
 impl Drop for Blas {
     fn drop(&mut self) {
         // SAFETY: nobody else has the handle.
-        let _ = unsafe { self.library.cublasLtDestroy(self.handle) };
+        self.workspace.device().release(|_| unsafe { self.library.cublasLtDestroy(self.handle) });
     }
 }
 
 impl Chosen {
     /// cuBLASLt stores columns one behind the other, so its `out^T = weight x^T` is ours.
-    fn new(
-        library: &Arc<CublasLt>,
-        handle: lt::cublasLtHandle_t,
-        product: Product,
-    ) -> Result<Self, CudaError> {
+    fn new(library: &Arc<CublasLt>, product: Product) -> Result<Self, CudaError> {
         let Product { rows, inputs, outputs, element, out, .. } = product;
         let mut chosen = Self {
             library: Arc::clone(library),
+            product,
             desc: std::ptr::null_mut(),
             layouts: [std::ptr::null_mut(); 3],
-            algorithm: lt::cublasLtMatmulAlgo_t { data: [0; 8] },
+            algorithm: Algorithm { data: [0; 8] },
         };
         // SAFETY: places live for the calls.
         unsafe {
@@ -169,25 +282,57 @@ impl Chosen {
             };
             library.check("cublasLtMatrixLayoutCreate", status)?;
         }
-        chosen.algorithm = chosen.best(handle).map_err(|error| match error {
-            CudaError::Library { call, code, text } => {
-                CudaError::Library { call, code, text: format!("{text} for {product:?}") }
-            }
-            other => other,
-        })?;
         Ok(chosen)
     }
 
     /// The library's own first choice within the workspace.
-    fn best(&self, handle: lt::cublasLtHandle_t) -> Result<lt::cublasLtMatmulAlgo_t, CudaError> {
+    fn first(&self, handle: lt::cublasLtHandle_t, reductions: Reductions) -> Result<Algorithm, CudaError> {
+        let found = self.algorithms(handle, reductions, 1)?;
+        found.first().copied().ok_or_else(|| CudaError::Library {
+            call: "cublasLtMatmulAlgoGetHeuristic",
+            code: lt::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED as u32,
+            text: format!("no algorithm for {:?}", self.product),
+        })
+    }
+
+    /// Whether an algorithm that was found for other rows can do this product.
+    fn takes(&self, handle: lt::cublasLtHandle_t, algorithm: &Algorithm) -> bool {
+        let [weight, x, out] = self.layouts;
+        // SAFETY: an all-zero result is a value of this plain struct.
+        let mut found: lt::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        // SAFETY: descriptions are alive, places live for the call.
+        let status = unsafe {
+            self.library.cublasLtMatmulAlgoCheck(
+                handle,
+                self.desc,
+                weight,
+                x,
+                out,
+                out,
+                std::ptr::from_ref(algorithm),
+                &raw mut found,
+            )
+        };
+        status == lt::cublasStatus_t::CUBLAS_STATUS_SUCCESS
+            && found.state == lt::cublasStatus_t::CUBLAS_STATUS_SUCCESS
+            && found.workspaceSize <= WORKSPACE_BYTES
+    }
+
+    /// The library's first `count` choices within the workspace, the one that it holds for the best in front.
+    fn algorithms(
+        &self,
+        handle: lt::cublasLtHandle_t,
+        reductions: Reductions,
+        count: usize,
+    ) -> Result<Vec<Algorithm>, CudaError> {
         let library = &self.library;
         let workspace_bytes = WORKSPACE_BYTES;
         let mut preference = Preference { library, handle: std::ptr::null_mut() };
         let [weight, x, out] = self.layouts;
         // SAFETY: an all-zero result is a value of this plain struct.
-        let mut found: lt::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
-        let mut count = 0;
-        // SAFETY: places live for the calls; one result was asked for.
+        let mut found: Vec<lt::cublasLtMatmulHeuristicResult_t> = vec![unsafe { std::mem::zeroed() }; count];
+        let mut filled = 0;
+        // SAFETY: places live for the calls; no more results are asked for than there is room for.
         unsafe {
             let status = library.cublasLtMatmulPreferenceCreate(&raw mut preference.handle);
             library.check("cublasLtMatmulPreferenceCreate", status)?;
@@ -200,6 +345,16 @@ impl Chosen {
                 size_of::<usize>(),
             );
             library.check("cublasLtMatmulPreferenceSetAttribute", status)?;
+            if reductions == Reductions::None {
+                let none = NO_REDUCTION;
+                let status = library.cublasLtMatmulPreferenceSetAttribute(
+                    preference.handle,
+                    lt::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                    (&raw const none).cast(),
+                    size_of::<u32>(),
+                );
+                library.check("cublasLtMatmulPreferenceSetAttribute", status)?;
+            }
             let status = library.cublasLtMatmulAlgoGetHeuristic(
                 handle,
                 self.desc,
@@ -208,19 +363,18 @@ impl Chosen {
                 out,
                 out,
                 preference.handle,
-                1,
-                &raw mut found,
-                &raw mut count,
+                count as i32,
+                found.as_mut_ptr(),
+                &raw mut filled,
             );
+            if status == lt::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED {
+                return Ok(Vec::new());
+            }
             library.check("cublasLtMatmulAlgoGetHeuristic", status)?;
         }
-        library.check("cublasLtMatmulAlgoGetHeuristic", found.state)?;
-        if count == 0 {
-            return library
-                .check("cublasLtMatmulAlgoGetHeuristic", lt::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)
-                .map(|()| found.algo);
-        }
-        Ok(found.algo)
+        found.truncate(usize::try_from(filled).unwrap_or(0));
+        found.retain(|result| result.state == lt::cublasStatus_t::CUBLAS_STATUS_SUCCESS);
+        Ok(found.into_iter().map(|result| result.algo).collect())
     }
 }
 
@@ -238,6 +392,13 @@ impl Drop for Chosen {
     }
 }
 
+/// Whether blocks may share a sum and add their parts up in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reductions {
+    Any,
+    None,
+}
+
 struct Preference<'a> {
     library: &'a CublasLt,
     handle: lt::cublasLtMatmulPreference_t,
@@ -252,6 +413,12 @@ impl Drop for Preference<'_> {
     }
 }
 
+/// The first place of the value that comes most often; of several the one that comes first.
+fn most_common(values: &[i32]) -> Option<usize> {
+    let count = |value: i32| values.iter().filter(|&&other| other == value).count();
+    (0..values.len()).max_by_key(|&place| (count(values[place]), std::cmp::Reverse(place)))
+}
+
 fn data_type(element: Element) -> lt::cudaDataType {
     match element {
         Element::F32 => lt::cudaDataType::CUDA_R_32F,
@@ -259,7 +426,28 @@ fn data_type(element: Element) -> lt::cudaDataType {
     }
 }
 
+/// Choices of the library that are looked at for it.
+const FIXED_CANDIDATES: usize = 16;
+/// Changes with the way that algorithms are chosen and kept.
+const FORM: &str = "second form";
+/// Rows whose algorithm all have where sums have a fixed order.
+const FIXED_ROWS: usize = 128;
+/// CUBLASLT_REDUCTION_SCHEME_NONE
+const NO_REDUCTION: u32 = 0;
 /// CUBLAS_OP_T
 const TRANSPOSED: i32 = 1;
 /// What cuBLASLt's Hopper kernels ask for at the most, by its manual.
 pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::most_common;
+
+    #[test]
+    fn the_first_of_the_most_common_kind_is_taken() {
+        assert_eq!(most_common(&[]), None);
+        assert_eq!(most_common(&[41, 66, 66, 16]), Some(1));
+        assert_eq!(most_common(&[66, 41, 41, 66]), Some(0));
+        assert_eq!(most_common(&[7]), Some(0));
+    }
+}

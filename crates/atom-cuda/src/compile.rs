@@ -218,14 +218,14 @@ impl Drop for Job<'_> {
 }
 
 /// What was written for a key; nothing if the file is not whole: then it is made again.
-fn recall(file: &Path) -> Option<Vec<u8>> {
+pub(crate) fn recall(file: &Path) -> Option<Vec<u8>> {
     let bytes = std::fs::read(file).ok()?;
     let (digest, cubin) = bytes.split_at_checked(DIGEST)?;
     (Sha256::digest(cubin)[..] == *digest).then(|| cubin.to_vec())
 }
 
 /// Another process may write the same file or read it: it appears whole or not at all.
-fn remember(file: &Path, cubin: &[u8]) -> std::io::Result<()> {
+pub(crate) fn remember(file: &Path, contents: &[u8]) -> std::io::Result<()> {
     static UNIQUE: AtomicU64 = AtomicU64::new(0);
     let folder = file.parent().expect("the cache is a folder");
     std::fs::create_dir_all(folder)?;
@@ -233,15 +233,15 @@ fn remember(file: &Path, cubin: &[u8]) -> std::io::Result<()> {
     let part = file.with_extension(unique);
     let write = || -> std::io::Result<()> {
         let mut out = std::fs::File::create(&part)?;
-        out.write_all(&Sha256::digest(cubin))?;
-        out.write_all(cubin)?;
+        out.write_all(&Sha256::digest(contents))?;
+        out.write_all(contents)?;
         out.sync_all()?;
         std::fs::rename(&part, file)
     };
     write().inspect_err(|_| drop(std::fs::remove_file(&part)))
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -2,10 +2,12 @@
 
 use crate::api::Driver;
 use crate::error::CudaError;
+use crate::wait;
 use cudarc::driver::sys as cu;
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use std::ffi::{CStr, c_char, c_int};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// A GPU and its primary context. Clones share it; the last one gives it back.
 #[derive(Clone)]
@@ -33,6 +35,8 @@ struct Context {
     device: cu::CUdevice,
     handle: cu::CUcontext,
     properties: Properties,
+    /// The first failure that nothing comes back from.
+    fault: OnceLock<String>,
 }
 
 // SAFETY: the driver's handles may be used from any thread; a call needs the context to be current, which
@@ -74,7 +78,9 @@ impl Device {
             driver.check("cuDevicePrimaryCtxRetain", result)?;
         }
         let driver = Arc::clone(driver);
-        let device = Self { context: Arc::new(Context { driver, device, handle, properties }) };
+        let device = Self {
+            context: Arc::new(Context { driver, device, handle, properties, fault: OnceLock::new() }),
+        };
         device.bind()?;
         Ok(device)
     }
@@ -84,6 +90,26 @@ impl Device {
         // SAFETY: the context is alive.
         let result = unsafe { self.driver().cuCtxSetCurrent(self.context.handle) };
         self.driver().check("cuCtxSetCurrent", result)
+    }
+
+    /// Takes note of a failure that the context doesn't survive, and hands it on. The first one is kept: what comes
+    /// later follows from it.
+    pub(crate) fn fail(&self, error: CudaError) -> CudaError {
+        let _ = self.context.fault.set(error.to_string());
+        error
+    }
+
+    /// An error if the GPU has failed before.
+    pub(crate) fn check_usable(&self) -> Result<(), CudaError> {
+        self.context.fault.get().map_or(Ok(()), |fault| Err(CudaError::Failed(fault.clone())))
+    }
+
+    /// Gives something of the context back. After a failure it is left to the end of the process: the driver would
+    /// wait for a kernel that may never end.
+    pub(crate) fn release<R>(&self, free: impl FnOnce(&Driver) -> R) {
+        if self.context.fault.get().is_none() && self.bind().is_ok() {
+            let _ = free(self.driver());
+        }
     }
 
     /// The table of the driver's functions.
@@ -133,8 +159,10 @@ impl Device {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: nothing of the context is left: whatever is in it holds a `Device`. A failure can't be helped.
-        let _ = unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.device) };
+        if self.fault.get().is_none() {
+            // SAFETY: nothing of the context is left: whatever is in it holds a `Device`. A failure can't be helped.
+            let _ = unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.device) };
+        }
     }
 }
 
@@ -189,11 +217,22 @@ impl Stream {
         self.handle
     }
 
-    /// Waits until all of it is done, and says whether it went well.
-    pub fn wait(&self) -> Result<(), CudaError> {
+    /// True if all of it is done; an error if something of the context failed, now or before.
+    pub fn is_done(&self) -> Result<bool, CudaError> {
         let driver = self.device.driver();
         // SAFETY: the stream is alive.
-        driver.check("cuStreamSynchronize", unsafe { driver.cuStreamSynchronize(self.handle) })
+        driver.is_ready("cuStreamQuery", unsafe { driver.cuStreamQuery(self.handle) })
+    }
+
+    /// Waits until all of it is done, and says whether it went well. For what is no step: as long as a start may take.
+    pub fn wait(&self) -> Result<(), CudaError> {
+        self.wait_within("what was queued on the GPU", WAIT_MAX)
+    }
+
+    /// The same with a limit. Behind it the GPU counts as failed.
+    pub fn wait_within(&self, what: &'static str, limit: Duration) -> Result<(), CudaError> {
+        let waited = wait::until(what, limit, |_| self.is_done());
+        waited.map(drop).map_err(|error| self.device.fail(error))
     }
 
     /// Puts a mark at its end.
@@ -214,9 +253,8 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let _ = self.device.bind();
         // SAFETY: nobody else has the handle; the driver finishes what is queued.
-        let _ = unsafe { self.device.driver().cuStreamDestroy_v2(self.handle) };
+        self.device.release(|driver| unsafe { driver.cuStreamDestroy_v2(self.handle) });
     }
 }
 
@@ -230,11 +268,14 @@ pub struct Event {
 unsafe impl Send for Event {}
 
 impl Event {
-    /// Waits until it was passed.
+    /// Waits until it was passed, as long as a start may take; then the GPU counts as failed.
     pub fn wait(&self) -> Result<(), CudaError> {
         let driver = self.device.driver();
-        // SAFETY: the event is alive.
-        driver.check("cuEventSynchronize", unsafe { driver.cuEventSynchronize(self.handle) })
+        let waited = wait::until("what was queued before an event", WAIT_MAX, |_| {
+            // SAFETY: the event is alive.
+            driver.is_ready("cuEventQuery", unsafe { driver.cuEventQuery(self.handle) })
+        });
+        waited.map(drop).map_err(|error| self.device.fail(error))
     }
 
     /// Milliseconds from `start` to this one. Both must have been passed.
@@ -248,11 +289,12 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let _ = self.device.bind();
         // SAFETY: nobody else has the handle.
-        let _ = unsafe { self.device.driver().cuEventDestroy_v2(self.handle) };
+        self.device.release(|driver| unsafe { driver.cuEventDestroy_v2(self.handle) });
     }
 }
 
+/// Copies and fills of a start, and kernels of a check: the deadline of a first replay.
+const WAIT_MAX: Duration = Duration::from_secs(60);
 /// CU_STREAM_NON_BLOCKING
 const STREAM_NON_BLOCKING: u32 = 1;

@@ -1,6 +1,7 @@
 //! What can go wrong with a GPU, and whose fault it is.
 
 use atom_ops::OpsError;
+use std::time::Duration;
 use thiserror::Error;
 
 /// Why a library can't be used, a kernel can't be compiled, or a call failed.
@@ -76,6 +77,20 @@ pub enum CudaError {
         /// What NVRTC said.
         log: String,
     },
+    /// What was queued did not end in time: a kernel hangs, or the GPU is lost. Nothing of the context can be used
+    /// or given back after that.
+    #[error(
+        "{what} did not end in {waited:.1?}: a kernel hangs, or the GPU is lost; the process has to be started again"
+    )]
+    Late {
+        /// What was waited for.
+        what: &'static str,
+        /// How long.
+        waited: Duration,
+    },
+    /// Work was asked for after a failure that the context doesn't survive.
+    #[error("the GPU failed before ({0}); the process has to be started again")]
+    Failed(String),
     /// Memory that was asked for is not there; the numbers are in the text.
     #[error("{0}")]
     Memory(String),
@@ -89,6 +104,13 @@ impl CudaError {
     pub fn is_out_of_memory(&self) -> bool {
         // CUDA_ERROR_OUT_OF_MEMORY is 2 in all versions.
         matches!(self, Self::Driver { code: 2, .. } | Self::Memory(_))
+    }
+}
+
+impl CudaError {
+    /// With what was asked for, if memory ran out.
+    pub(crate) fn with_bytes(self, bytes: usize, of: &str) -> Self {
+        if self.is_out_of_memory() { Self::Memory(format!("{bytes} bytes of {of}: {self}")) } else { self }
     }
 }
 

@@ -12,7 +12,9 @@ pub(crate) use mixture::{AddedExperts, Routed};
 use crate::buffers::{Use, elements, uses};
 use crate::device::Properties;
 use crate::element::Element;
+use crate::few_rows::FewRows;
 use crate::launch::linear_small::{SmallOut, SmallProduct};
+use crate::order::SumOrder;
 use atom_ops::{Buf, Op, Recording, Weight};
 
 /// One step of a recording.
@@ -77,12 +79,19 @@ impl Step<'_> {
 }
 
 /// The steps of `recording` on such a GPU, in order.
-pub(crate) fn fuse<'a>(recording: &'a Recording, element: Element, properties: &Properties) -> Vec<Step<'a>> {
+pub(crate) fn fuse<'a>(
+    recording: &'a Recording,
+    element: Element,
+    order: SumOrder,
+    properties: &Properties,
+) -> Vec<Step<'a>> {
     let takes = |product: &SmallProduct| {
-        element == Element::BF16 && product.is_possible(properties) && product.pays()
+        element == Element::BF16 && FewRows::choose(product, order, properties).is_some()
     };
-    let mixtures = mixture::Mixtures { recording, element, properties };
-    fuse_where(recording, element, takes, Some(&mixtures))
+    // What these add is in another order than where the operators stand apart.
+    let mixtures =
+        (order == SumOrder::Fastest).then_some(mixture::Mixtures { recording, element, properties });
+    fuse_where(recording, element, takes, mixtures.as_ref())
 }
 
 fn fuse_where<'a>(

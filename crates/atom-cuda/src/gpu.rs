@@ -17,7 +17,7 @@ pub struct Gpu {
     pub(crate) kernels: Kernels,
     driver: Arc<Driver>,
     nvrtc: Nvrtc,
-    cache: Option<PathBuf>,
+    pub(crate) cache: Option<PathBuf>,
 }
 
 /// How to open one.

@@ -71,9 +71,8 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        let _ = self.device.bind();
         // SAFETY: nobody else has the handle; the driver waits for a launch that runs.
-        let _ = unsafe { self.device.driver().cuGraphExecDestroy(self.exec) };
+        self.device.release(|driver| unsafe { driver.cuGraphExecDestroy(self.exec) });
     }
 }
 

@@ -49,6 +49,7 @@ macro_rules! sources {
 
 sources! {
     "step" &[&[]];
+    "step_end" &[&[]];
     "weights" &[&[]];
     "rows" &[&[]];
     "norm" &[&[]];
@@ -60,6 +61,13 @@ sources! {
         &["ROWS_MAX=2", "RUN=1", "WARPS=8", "RING_KB=111", "NORM=1", "OUT=1"],
         &["ROWS_MAX=8", "RUN=3", "WARPS=8", "RING_KB=106", "NORM=0", "OUT=2"],
         &["ROWS_MAX=16", "RUN=6", "WARPS=4", "RING_KB=60", "NORM=1", "OUT=3"],
+    ];
+    "linear_rows" &[
+        &["CLUSTER=1", "EACH=16", "STAGES=11", "OUT=0"],
+        &["CLUSTER=2", "EACH=8", "STAGES=12", "OUT=1"],
+        &["CLUSTER=2", "EACH=16", "STAGES=11", "OUT=2"],
+        &["CLUSTER=1", "EACH=32", "STAGES=9", "OUT=3"],
+        &["CLUSTER=2", "EACH=64", "STAGES=6", "OUT=3"],
     ];
     "attend_simple" &[&[]];
     "attend_split" &[&["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"], &["WIDTH=128", "SMALL_SHARED"]];

@@ -4,6 +4,7 @@
 
 pub mod attend;
 pub mod experts;
+pub mod linear_rows;
 pub mod linear_small;
 pub mod norm;
 pub mod rope;

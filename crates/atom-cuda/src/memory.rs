@@ -52,6 +52,11 @@ impl DeviceMem {
         Address(self.address)
     }
 
+    /// Its GPU.
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// How much it is.
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -104,6 +109,16 @@ impl DeviceMem {
         stream.wait()
     }
 
+    /// Queues a copy of all of `from`, which is as large.
+    pub fn copy(&self, stream: &Stream, from: &Self) -> Result<(), CudaError> {
+        assert_eq!(self.bytes, from.bytes, "a copy of equals");
+        let driver = self.device.driver();
+        // SAFETY: both are alive and of this size; the driver frees neither before the stream has passed the copy.
+        let result =
+            unsafe { driver.cuMemcpyDtoDAsync_v2(self.address, from.address, self.bytes, stream.handle()) };
+        driver.check("cuMemcpyDtoDAsync", result)
+    }
+
     /// Queues a fill of `bytes` from `offset` with one byte. 0xff makes NaN of every float type.
     pub fn fill(&self, stream: &Stream, offset: usize, bytes: usize, value: u8) -> Result<(), CudaError> {
         assert!(offset <= self.bytes && bytes <= self.bytes - offset, "a fill within its target");
@@ -120,9 +135,8 @@ impl DeviceMem {
 impl Drop for DeviceMem {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            let _ = self.device.bind();
             // SAFETY: nobody else frees it; the driver waits for work that uses it.
-            let _ = unsafe { self.device.driver().cuMemFree_v2(self.address) };
+            self.device.release(|driver| unsafe { driver.cuMemFree_v2(self.address) });
         }
     }
 }
@@ -144,7 +158,10 @@ impl Pinned {
         let mut start: *mut c_void = std::ptr::null_mut();
         // SAFETY: the place lives for the call. Portable memory is pinned for every context of the process.
         let result = unsafe { device.driver().cuMemHostAlloc(&raw mut start, bytes, HOST_ALLOC_PORTABLE) };
-        device.driver().check("cuMemHostAlloc", result)?;
+        device
+            .driver()
+            .check("cuMemHostAlloc", result)
+            .map_err(|error| error.with_bytes(bytes, "pinned memory"))?;
         // SAFETY: the driver gave `bytes` writable bytes.
         unsafe { start.cast::<u8>().write_bytes(0, bytes) };
         Ok(Self { device: device.clone(), start: start.cast(), bytes })
@@ -169,9 +186,8 @@ impl DerefMut for Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        let _ = self.device.bind();
         // SAFETY: nobody else frees it.
-        let _ = unsafe { self.device.driver().cuMemFreeHost(self.start.cast()) };
+        self.device.release(|driver| unsafe { driver.cuMemFreeHost(self.start.cast()) });
     }
 }
 

@@ -201,9 +201,8 @@ impl Module {
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        let _ = self.device.bind();
         // SAFETY: kernels hold the module, so none is left.
-        let _ = unsafe { self.device.driver().cuModuleUnload(self.handle) };
+        self.device.release(|driver| unsafe { driver.cuModuleUnload(self.handle) });
     }
 }
 

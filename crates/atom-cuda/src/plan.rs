@@ -1,5 +1,6 @@
 //! How much device memory a rank takes, known to the byte before any of it is taken.
 
+use crate::blas::launches_max;
 use crate::buffers::Places;
 use crate::device::Properties;
 use crate::element::Element;
@@ -11,6 +12,7 @@ use crate::launch::rope::head_dim_max;
 use crate::launch::sample::{SampleMemory, VOCAB_MAX};
 use crate::layout::{Layout, Limits};
 use crate::memory::Address;
+use crate::order::SumOrder;
 use crate::sample_rows::{BIAS_BYTES, BIAS_LOAD_BYTES, RESULT_BYTES, ROW_BYTES, SEEN_LOAD_BYTES};
 use crate::weights::Shelf;
 use crate::work::WorkSpec;
@@ -23,11 +25,13 @@ use std::fmt;
 /// [`Self::size`].
 pub struct Sizer {
     properties: Properties,
+    order: SumOrder,
     shelf: Shelf,
     experts: usize,
     room: usize,
     staging: usize,
     recordings: usize,
+    counts: usize,
 }
 
 /// Bytes of device memory by purpose, all but the cache's pages.
@@ -35,6 +39,8 @@ pub struct Sizer {
 pub struct Sizes {
     /// Type of activations and matrices.
     pub element: Element,
+    /// Of all sums.
+    pub order: SumOrder,
     /// Weights, one block.
     pub weights: usize,
     /// Buffers of the largest recording.
@@ -53,6 +59,8 @@ pub struct Sizes {
     pub attention: usize,
     /// Scratch of experts.
     pub experts: usize,
+    /// Where different experts are counted, if they are.
+    pub counts: usize,
     /// cuBLASLt's.
     pub workspace: usize,
     /// Kept free for what the driver takes by itself: code of the libraries, and the recordings' nodes.
@@ -74,7 +82,13 @@ impl Sizer {
     /// For a model in `element` on such a GPU.
     pub fn new(element: Element, properties: &Properties) -> Self {
         let shelf = Shelf::new(element);
-        Self { properties: properties.clone(), shelf, experts: 0, room: 0, staging: 0, recordings: 0 }
+        let (properties, order) = (properties.clone(), SumOrder::default());
+        Self { properties, order, shelf, experts: 0, room: 0, staging: 0, recordings: 0, counts: 0 }
+    }
+
+    /// With sums in this order.
+    pub fn with_order(self, order: SumOrder) -> Self {
+        Self { order, ..self }
     }
 
     /// Takes a recording into account; `reserve` is what [`Backend::reserve`] will get (its pages don't matter).
@@ -83,17 +97,26 @@ impl Sizer {
     /// The model has a size that no kernel takes: [`CudaError::Unsupported`] with the numbers.
     pub fn add(&mut self, recording: &Recording, reserve: &Reserve) -> Result<(), CudaError> {
         check_model(reserve)?;
-        let steps = fuse(recording, self.shelf.element(), &self.properties);
+        let steps = fuse(recording, self.shelf.element(), self.order, &self.properties);
         self.room = self.room.max(Places::new(recording, &steps, self.shelf.element()).bytes);
-        let limits = limits(reserve, &self.properties, self.shelf.element());
+        let limits = limits(reserve, &self.properties, self.shelf.element(), self.order);
         self.staging = self.staging.max(Layout::new(&recording.shape(), &limits).end);
         let experts =
             recording.ops().iter().filter_map(|op| experts_shape(recording, op, self.shelf.element()));
         let bytes = experts
-            .map(|shape| MEETING_BYTES + Experts::new(shape, &self.properties).workspace_bytes())
+            .map(|shape| {
+                MEETING_BYTES + Experts::in_order(shape, self.order, &self.properties).workspace_bytes()
+            })
             .max();
         self.experts = self.experts.max(bytes.unwrap_or(0));
-        self.recordings += recording.ops().len();
+        let products = recording.ops().iter().filter(|op| matches!(op, Op::Linear { .. })).count();
+        let launches = recording.ops().len() + products * (launches_max(recording.shape().rows) - 1);
+        self.recordings += launches;
+        if recording.counts_experts() {
+            // A second graph.
+            self.recordings += launches;
+            self.counts = COUNTS_BYTES;
+        }
         Ok(())
     }
 
@@ -105,6 +128,7 @@ impl Sizer {
         let head = attention.kv_heads * attention.head_dim;
         Sizes {
             element,
+            order: self.order,
             weights: self.shelf.used(),
             room: self.room,
             staging: self.staging,
@@ -112,8 +136,9 @@ impl Sizer {
             tables: 4 * reserve.slots * reserve.pages_per_sequence,
             sampling: if reserve.samples { sample_memory(reserve).bytes() } else { 0 } + 4 * reserve.slots,
             loads: LOADS_ROOM + load_items_bytes(reserve),
-            attention: attention_bytes(reserve, &self.properties, element),
+            attention: attention_bytes(reserve, &self.properties, element, self.order),
             experts: self.experts,
+            counts: self.counts,
             workspace: crate::blas::WORKSPACE_BYTES,
             driver: DRIVER_BYTES + self.recordings * NODE_BYTES,
             page: 2 * reserve.layers * head * element.bytes() * reserve.page_size,
@@ -125,9 +150,11 @@ impl Sizes {
     /// Bytes that do not depend on the number of pages.
     pub fn fixed(&self) -> usize {
         let Self { weights, room, staging, results, tables, sampling, .. } = *self;
-        let Self { loads, attention, experts, workspace, driver, .. } = *self;
-        let parts =
-            [weights, room, staging, results, tables, sampling, loads, attention, experts, workspace, driver];
+        let Self { loads, attention, experts, counts, workspace, driver, .. } = *self;
+        let parts = [
+            weights, room, staging, results, tables, sampling, loads, attention, experts, counts, workspace,
+            driver,
+        ];
         parts.map(rounded).iter().sum()
     }
 
@@ -194,11 +221,16 @@ impl LoadWeights for Sizer {
 }
 
 /// What a layout depends on besides the shape.
-pub(crate) fn limits(reserve: &Reserve, properties: &Properties, element: Element) -> Limits {
+pub(crate) fn limits(
+    reserve: &Reserve,
+    properties: &Properties,
+    element: Element,
+    order: SumOrder,
+) -> Limits {
     Limits {
         slots: reserve.slots,
         pages_per_sequence: reserve.pages_per_sequence,
-        work: work(reserve, properties, element),
+        work: work(reserve, properties, element, order),
         sample_bytes: if reserve.samples { ROW_BYTES } else { 0 },
     }
 }
@@ -217,13 +249,18 @@ pub(crate) fn attend_heads(reserve: &Reserve) -> AttendHeads {
 }
 
 /// What work lists are made for; `None` where the plain kernel does everything.
-pub(crate) fn work(reserve: &Reserve, properties: &Properties, element: Element) -> Option<WorkSpec> {
-    AttendKernels::new(properties, element, &attend_heads(reserve)).work(0, false)
+pub(crate) fn work(
+    reserve: &Reserve,
+    properties: &Properties,
+    element: Element,
+    order: SumOrder,
+) -> Option<WorkSpec> {
+    AttendKernels::new(properties, element, &attend_heads(reserve)).work(0, order == SumOrder::Fixed)
 }
 
-fn attention_bytes(reserve: &Reserve, properties: &Properties, element: Element) -> usize {
+fn attention_bytes(reserve: &Reserve, properties: &Properties, element: Element, order: SumOrder) -> usize {
     let kernels = AttendKernels::new(properties, element, &attend_heads(reserve));
-    kernels.work(0, false).map_or(0, |work| kernels.scratch_bytes(work.slots))
+    work(reserve, properties, element, order).map_or(0, |work| kernels.scratch_bytes(work.slots))
 }
 
 pub(crate) fn sample_memory(reserve: &Reserve) -> SampleMemory {
@@ -295,6 +332,8 @@ fn mib(bytes: usize) -> String {
     format!("{} MiB", bytes.div_ceil(1 << 20))
 }
 
+/// One number, 8 bytes.
+pub(crate) const COUNTS_BYTES: usize = 8;
 /// What the driver hands out memory in.
 const GRANULE: usize = 2 << 20;
 /// Records of as many loads as one launch takes, and their count in front.

@@ -1,16 +1,17 @@
 //! A recording becomes a graph: every operator's kernels, captured in order with the addresses that they work on.
 
 use crate::backend::Reserved;
-use crate::blas::{Blas, Product};
+use crate::blas::{Blas, Operands, Product};
 use crate::buffers::Places;
 use crate::element::Element;
 use crate::error::CudaError;
+use crate::few_rows::FewRows;
 use crate::fuse::{AddedExperts, Fused, Routed, Step};
 use crate::graph::Graph;
 use crate::kernels::Queue;
 use crate::launch::attend::{self, AttendScratch, AttendStep, TileMaps};
 use crate::launch::experts::{Experts, ExpertsArrays, ExpertsMaps, ExpertsPath, ExpertsThen, MEETING_BYTES};
-use crate::launch::linear_small::{self, SmallOperands};
+use crate::launch::linear_small::SmallOperands;
 use crate::launch::norm::{self, HeadWidths, NORM_WIDTH_MAX, NormOf, NormWeight};
 use crate::launch::rope::{self, HeadNorms, Heads, Places as RowPlaces};
 use crate::launch::route::{self, EXPERTS_MAX, TOP_K_MAX};
@@ -26,6 +27,8 @@ use atom_ops::{AttentionSpec, Buf, BufSpec, Extent, Op, OpsError, Recording, Rou
 /// A graph, with what a replay must fit.
 pub(crate) struct Recorded {
     pub(crate) graph: Graph,
+    /// The same with experts counted, if it was made to.
+    pub(crate) counting: Option<Graph>,
     pub(crate) shape: StepShape,
     pub(crate) layout: Layout,
     pub(crate) layout_hash: u64,
@@ -41,6 +44,7 @@ pub(crate) struct Capture<'a> {
     pub(crate) blas: &'a Blas,
     pub(crate) shelf: &'a Shelf,
     pub(crate) weights: Address,
+    pub(crate) weights_bytes: usize,
     pub(crate) reserved: &'a Reserved,
 }
 
@@ -50,6 +54,8 @@ struct Scene<'a> {
     recording: &'a Recording,
     places: Places,
     layout: Layout,
+    /// Where routers count different experts, if they do.
+    counts: Option<Address>,
 }
 
 impl Capture<'_> {
@@ -60,34 +66,33 @@ impl Capture<'_> {
         if shape.rows > top.rows || shape.out_rows > top.out_rows || shape.lanes != top.lanes {
             return Err(OpsError::Memory(format!("{shape:?} was recorded, {top:?} was reserved for")));
         }
-        let places = Places::new(recording, steps, self.shelf.element());
-        if places.bytes > self.reserved.room.bytes() {
+        let mut scene = self.scene(recording, steps);
+        if scene.places.bytes > self.reserved.room.bytes() {
             return Err(OpsError::Memory(format!(
                 "a recording of {} rows needs {} bytes of buffers, {} were planned",
                 shape.rows,
-                places.bytes,
+                scene.places.bytes,
                 self.reserved.room.bytes()
             )));
         }
-        let properties = self.queue.stream.device().properties();
-        let layout = Layout::new(&shape, &limits(reserve, properties, self.shelf.element()));
+        let layout = scene.layout;
         assert!(layout.end <= self.reserved.staging.bytes(), "the plan has room for every layout");
-        let scene = Scene { with: self, recording, places, layout };
         // Choosing may load code and takes its time: not within a capture. The same walk, products only.
+        let mut products = Vec::new();
         for step in steps {
             if let Step::Op(&Op::Linear { x, weight, out, .. }) = *step {
-                self.blas.choose(scene.product(x, weight, out)?.0)?;
+                products.push(scene.product(x, weight, out)?.0);
             }
         }
-        let graph = Graph::capture(self.queue.stream, || {
-            scene.begin()?;
-            steps.iter().try_for_each(|step| {
-                scene.step(step).map_err(|error| match error {
-                    OpsError::Weights(what) => OpsError::Weights(format!("{}: {what}", step.name())),
-                    other => other,
-                })
-            })
-        })?;
+        let (weights, room) = ((self.weights, self.weights_bytes), &self.reserved.room);
+        self.blas.choose_by_time(&products, &Operands { stream: self.queue.stream, weights, room })?;
+        let graph = scene.capture(steps)?;
+        let counting = if recording.counts_experts() {
+            scene.counts = Some(self.reserved.counts()?);
+            Some(scene.capture(steps)?)
+        } else {
+            None
+        };
         let (mut choices, mut tokens) = ((0, 0), usize::MAX);
         for op in recording.ops() {
             match op {
@@ -97,15 +102,61 @@ impl Capture<'_> {
                 _ => {}
             }
         }
-        Ok(Recorded { graph, shape, layout, layout_hash: layout.hash(), choices, tokens })
+        Ok(Recorded { graph, counting, shape, layout, layout_hash: layout.hash(), choices, tokens })
+    }
+}
+
+impl Capture<'_> {
+    fn scene<'a>(&'a self, recording: &'a Recording, steps: &[Step<'_>]) -> Scene<'a> {
+        let properties = self.queue.stream.device().properties();
+        let limits = limits(&self.reserved.reserve, properties, self.shelf.element(), self.blas.order());
+        let places = Places::new(recording, steps, self.shelf.element());
+        Scene {
+            with: self,
+            recording,
+            places,
+            layout: Layout::new(&recording.shape(), &limits),
+            counts: None,
+        }
+    }
+
+    /// A graph of the first `count` steps only, of a recording that was kept.
+    pub(crate) fn first_steps(
+        &self,
+        recording: &Recording,
+        steps: &[Step<'_>],
+        count: usize,
+    ) -> Result<Graph, OpsError> {
+        self.scene(recording, steps).capture(&steps[..count])
     }
 }
 
 impl Scene<'_> {
+    fn capture(&self, steps: &[Step<'_>]) -> Result<Graph, OpsError> {
+        Graph::capture(self.with.queue.stream, || {
+            self.begin()?;
+            steps.iter().try_for_each(|step| {
+                self.step(step).map_err(|error| match error {
+                    OpsError::Weights(what) => OpsError::Weights(format!("{}: {what}", step.name())),
+                    other => other,
+                })
+            })?;
+            self.end()
+        })
+    }
+
     fn begin(&self) -> Result<(), OpsError> {
         let (updates, tables) = (self.staged(self.layout.updates), self.with.reserved.tables.address());
         // SAFETY: replays write as many entries as the header says, each within the tables.
         unsafe { step::update_tables(&self.with.queue, self.header(), updates, tables) }?;
+        Ok(())
+    }
+
+    fn end(&self) -> Result<(), OpsError> {
+        let reserved = self.with.reserved;
+        let results = reserved.sampler.as_ref().map_or(Address::NULL, |sampler| sampler.results());
+        // SAFETY: results are for the reserve's out rows, as the landing is; kernels of sampling come before.
+        unsafe { reserved.landing.record(&self.with.queue, self.header(), results) }?;
         Ok(())
     }
 
@@ -252,6 +303,9 @@ impl Scene<'_> {
         };
         equal("inputs", inputs, product.inputs)?;
         equal("outputs", outputs, product.outputs)?;
+        let properties = self.with.queue.stream.device().properties();
+        let kernel = FewRows::choose(product, self.with.blas.order(), properties)
+            .expect("what no kernel takes is not fused");
         let norm = match norm {
             None => (Address::NULL, 0.0),
             Some((weight, eps)) => (self.vector(weight, inputs)?, eps),
@@ -264,7 +318,7 @@ impl Scene<'_> {
             out: self.at(out),
         };
         // SAFETY: see `op`.
-        unsafe { linear_small::multiply(&self.with.queue, product, operands, self.real(x)) }?;
+        unsafe { kernel.multiply(&self.with.queue, product, operands, self.real(x)) }?;
         Ok(())
     }
 
@@ -340,6 +394,9 @@ impl Scene<'_> {
             // SAFETY: see `op`.
             unsafe { attend::tiles(queue, &attention.kernels, heads, &step, maps, list, scratch) }?;
         }
+        if work.room(step.rows).pieces == 0 {
+            return Ok(());
+        }
         let list = self.staged(self.layout.pieces);
         // SAFETY: see `op`.
         unsafe { attend::split(queue, &attention.kernels, heads, &step, &cache, list, scratch) }?;
@@ -357,6 +414,10 @@ impl Scene<'_> {
         let (scores, granted) = ((self.at(logits), bias), self.staged(self.layout.group_rows));
         // SAFETY: see `op`.
         unsafe { route::route(&self.with.queue, spec, scores, self.at(out), granted, self.real(logits)) }?;
+        if let Some(counts) = self.counts {
+            // SAFETY: see `op`.
+            unsafe { route::count_experts(&self.with.queue, spec, self.at(out), self.real(out), counts) }?;
+        }
         Ok(())
     }
 
@@ -379,6 +440,10 @@ impl Scene<'_> {
         };
         // SAFETY: see `op`.
         unsafe { router_few::router_few(&self.with.queue, spec, norm, arrays, self.real(residual)) }?;
+        if let Some(counts) = self.counts {
+            // SAFETY: see `op`.
+            unsafe { route::count_experts(&self.with.queue, spec, arrays.routes, self.real(out), counts) }?;
+        }
         Ok(())
     }
 
@@ -425,7 +490,7 @@ impl Scene<'_> {
         };
         let (queue, device) = (&self.with.queue, self.with.queue.stream.device());
         let shape = experts_shape(self.recording, op, self.element(x)).expect("called for experts");
-        let kernels = Experts::new(shape, device.properties());
+        let kernels = Experts::in_order(shape, self.with.blas.order(), device.properties());
         let maps = match kernels.path() {
             ExpertsPath::Grouped { cluster } => Some(ExpertsMaps::new(device, &shape, &arrays, cluster)?),
             _ => None,

@@ -31,7 +31,8 @@ pub fn row_bytes(out: &OutRow, vocab: usize) -> [u8; ROW_BYTES] {
         | flag(!scores && params.has_penalties(), PENALISES)
         | flag(biases > 0, BIASES)
         | flag(asked.is_some(), REPORTS)
-        | flag(truncates_min_p, TRUNCATES_MIN_P);
+        | flag(truncates_min_p, TRUNCATES_MIN_P)
+        | flag(out.mask.is_some(), MASKED);
     // All tokens are as many as no limit.
     let top_k = if (params.top_k as usize) < vocab { params.top_k } else { 0 };
     let mut record = Record { bytes: [0; ROW_BYTES], at: 0 };
@@ -62,7 +63,11 @@ pub fn result(bytes: &[u8]) -> ScoredToken {
     }
     let mut top = TopLogprobs::EMPTY;
     for i in 0..word(bytes, 2) as usize {
-        top.push(word(bytes, 4 + i), f32::from_bits(word(bytes, 4 + TOP_LOGPROBS_MAX + i)));
+        let logprob = f32::from_bits(word(bytes, 4 + TOP_LOGPROBS_MAX + i));
+        // Less likely than anything are only tokens that a mask forbids.
+        if logprob > f32::NEG_INFINITY {
+            top.push(word(bytes, 4 + i), logprob);
+        }
     }
     ScoredToken { token, logprob: f32::from_bits(word(bytes, 1)), top }
 }
@@ -87,6 +92,11 @@ impl<'a> SeenParts<'a> {
     /// All of `loads`.
     pub fn new(loads: &'a [SlotLoad]) -> Self {
         Self { loads, done: 0 }
+    }
+
+    /// True if nothing is left.
+    pub fn is_done(&self) -> bool {
+        self.loads.is_empty()
     }
 
     /// Writes the next part to `records` and `tokens`, both whole numbers of their items and not empty. `None` when
@@ -148,17 +158,28 @@ impl BiasTables {
         Self { held: vec![None; slots], order: Vec::with_capacity(LOGIT_BIAS_MAX) }
     }
 
+    /// Whether a row of `out` needs a table that the device doesn't have.
+    pub fn lacks(&self, out: &[OutRow]) -> bool {
+        out.iter().any(|row| self.is_due(row))
+    }
+
+    fn is_due(&self, row: &OutRow) -> bool {
+        // What is held lives, so an address is never another request's.
+        let held = self.held[row.slot.0 as usize].as_ref();
+        row.target.is_none()
+            && !row.params.logit_bias.is_empty()
+            && held.is_none_or(|held| !Arc::ptr_eq(held, &row.params))
+    }
+
     /// Writes records and entries for the tables that `out` needs and the device doesn't have, for one launch of
     /// `sample_load_biases`. `None` when there are none.
     pub fn update(&mut self, out: &[OutRow], records: &mut [u8], entries: &mut [u8]) -> Option<Part> {
         let mut part = Part { loads: 0, items: 0 };
-        for row in out.iter().filter(|row| row.target.is_none() && !row.params.logit_bias.is_empty()) {
-            let held = &mut self.held[row.slot.0 as usize];
-            // What is held lives, so an address is never another request's.
-            if held.as_ref().is_some_and(|held| Arc::ptr_eq(held, &row.params)) {
+        for row in out {
+            if !self.is_due(row) {
                 continue;
             }
-            *held = Some(Arc::clone(&row.params));
+            self.held[row.slot.0 as usize] = Some(Arc::clone(&row.params));
             self.write(row.slot, &row.params.logit_bias, &mut part, records, entries);
         }
         (part.loads > 0).then_some(part)
@@ -217,6 +238,7 @@ const PENALISES: u32 = 2;
 const BIASES: u32 = 4;
 const REPORTS: u32 = 8;
 const TRUNCATES_MIN_P: u32 = 16;
+const MASKED: u32 = 32;
 
 #[cfg(test)]
 mod tests;

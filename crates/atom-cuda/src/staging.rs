@@ -5,6 +5,7 @@ use crate::memory::Pinned;
 use crate::sample_rows::{ROW_BYTES, row_bytes};
 use crate::work::{WorkCutter, WorkSpec};
 use atom_ops::{Reserve, StepInputs};
+use std::time::Duration;
 
 /// The host's side of the staging buffer, and what the device's page tables hold.
 pub(crate) struct Staging {
@@ -22,6 +23,8 @@ const SPANS: usize = 2;
 const TILES: usize = 3;
 const ITEMS: usize = 4;
 const TABLE_ENTRIES: usize = 6;
+const SEQUENCE: usize = 7;
+const PATIENCE_MS: usize = 8;
 
 impl Staging {
     pub(crate) fn new(pinned: [Pinned; 2], reserve: &Reserve, work: Option<WorkSpec>) -> Self {
@@ -34,10 +37,9 @@ impl Staging {
         &self.pinned[self.turn]
     }
 
-    /// Takes the other buffer for the next step, and says which.
-    pub(crate) fn turn(&mut self) -> usize {
-        self.turn ^= 1;
-        self.turn
+    /// Takes the buffer of a step's turn.
+    pub(crate) fn take_turn(&mut self, turn: usize) {
+        self.turn = turn;
     }
 
     /// What is not written hereafter must not matter.
@@ -46,7 +48,13 @@ impl Staging {
     }
 
     /// Writes a step, and returns how many bytes have to travel.
-    pub(crate) fn fill(&mut self, layout: &Layout, reserve: &Reserve, inputs: &StepInputs<'_>) -> usize {
+    pub(crate) fn fill(
+        &mut self,
+        layout: &Layout,
+        reserve: &Reserve,
+        inputs: &StepInputs<'_>,
+        (sequence, patience): (u32, Duration),
+    ) -> usize {
         let rows = inputs.tokens.len();
         let mut header = [0_u32; HEADER_WORDS];
         header[ROWS] = rows as u32;
@@ -54,6 +62,8 @@ impl Staging {
         header[SPANS] = inputs.spans.len() as u32;
         let entries = self.update_tables(layout, reserve, inputs);
         header[TABLE_ENTRIES] = entries as u32;
+        header[SEQUENCE] = sequence;
+        header[PATIENCE_MS] = patience.as_millis().min(u128::from(u32::MAX)) as u32;
         if let Some(cutter) = &mut self.cutter {
             let lists = &mut self.pinned[self.turn][layout.tiles..layout.samples];
             let (tiles, pieces) = lists.split_at_mut(layout.pieces - layout.tiles);

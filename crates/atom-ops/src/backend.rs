@@ -6,6 +6,7 @@ use atom_base::ScoredToken;
 use atom_weights::Tensor;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 use thiserror::Error;
 
 /// A weight that a backend has loaded.
@@ -141,6 +142,10 @@ pub trait Backend: LoadWeights + Send {
         false
     }
 
+    /// From the next launch on, steps of recordings that [can](Recording::counting_experts) count the different
+    /// experts that their rows choose; or no longer, as it is at first. Costs time.
+    fn count_experts(&mut self, counts: bool);
+
     /// What went to experts in the step that was finished last, over all layers.
     fn expert_rows(&self) -> ExpertRows;
 }
@@ -152,6 +157,9 @@ pub struct ExpertRows {
     pub chosen: u64,
     /// Choices, of whatever lane's rows, that this rank computed its share of.
     pub computed: u64,
+    /// Different experts of a layer that this rank's own rows chose, summed over layers; 0 where they were not
+    /// counted, see [`Backend::count_experts`].
+    pub distinct: u64,
 }
 
 /// Meetings inside a recording, called by each rank's thread in recording order.
@@ -159,6 +167,11 @@ pub struct ExpertRows {
 /// Every member passes the same `capacity`; real counts are known to all from the group's step.
 /// Sums are made in f32 in member order, so every member gets the same bits.
 pub trait Collectives: Sync {
+    /// How long a step may take once those before it have ended: the deadline of every wait within it.
+    fn patience(&self) -> Duration {
+        PATIENCE
+    }
+
     /// This rank's place in the communicator.
     fn member(&self, comm: Comm) -> usize;
 
@@ -204,3 +217,6 @@ pub trait Collectives: Sync {
         out: &mut [f32],
     ) -> Result<(), OpsError>;
 }
+
+/// Where nobody measures: as for a first replay.
+const PATIENCE: Duration = Duration::from_secs(60);

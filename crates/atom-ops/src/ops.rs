@@ -239,7 +239,7 @@ impl Ops {
     /// Ends the recording.
     pub fn finish(self) -> Recording {
         let Self { shape, buffers, ops, collectives } = self;
-        Recording { shape, buffers, ops, collectives }
+        Recording { shape, buffers, ops, collectives, counts_experts: false }
     }
 
     fn spec(&self, buf: Buf) -> BufSpec {

@@ -350,6 +350,7 @@ pub struct Recording {
     pub(crate) buffers: Vec<BufSpec>,
     pub(crate) ops: Vec<Op>,
     pub(crate) collectives: Vec<Collective>,
+    pub(crate) counts_experts: bool,
 }
 
 impl Op {
@@ -415,6 +416,18 @@ impl Recording {
     /// Its collectives, in order.
     pub fn collectives(&self) -> &[Collective] {
         &self.collectives
+    }
+
+    /// The same, made so that its steps can also count the different experts that their rows choose, when
+    /// [`Backend::count_experts`](crate::Backend::count_experts) asks for it.
+    #[must_use]
+    pub fn counting_experts(self) -> Self {
+        Self { counts_experts: true, ..self }
+    }
+
+    /// Whether it was made so.
+    pub fn counts_experts(&self) -> bool {
+        self.counts_experts
     }
 
     /// Hash of the ordered list of collectives with kind, count, type and communicator. Ranks compare

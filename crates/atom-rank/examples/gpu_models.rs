@@ -1,19 +1,25 @@
 //! Whole models on a GPU: the golden models in f32 against their references, padding that can't be seen, the same
-//! tokens as on the CPU, and what a steady step asks of the driver.
+//! tokens as on the CPU, the same bits where sums have a fixed order, and what a steady step asks of the driver.
 //!
 //! `gpu_models [CHECK ..]`; `ATOM_TESTS_DATA` says where tests-data lies. Ends in `N passed, N failed`.
 #![allow(clippy::unwrap_used, reason = "a failed check is a panic that is counted")]
 
+#[path = "gpu_models/bits.rs"]
+mod bits;
 #[path = "../tests/common/mod.rs"]
 mod common;
+#[path = "gpu_models/faults.rs"]
+mod faults;
+#[path = "gpu_models/grammars.rs"]
+mod grammars;
 
 use atom_base::{Mesh, SamplingParams, Seat};
-use atom_cuda::{CudaBackend, Driver, Element, Gpu, GpuOptions, Plan, Properties, Search, Sizer};
+use atom_cuda::{CudaBackend, Driver, Element, Gpu, GpuOptions, Plan, Properties, Search, Sizer, SumOrder};
 use atom_model::Model;
 use atom_ops::{Backend, KvDType, OpsError, Reserve, StepShape};
-use atom_rank::Host;
+use atom_rank::{Host, HostError};
 use atom_weights::Checkpoint;
-use common::{Setup, ask, goldens, greedy, request, tiny};
+use common::{Setup, ask, goldens, greedy, request, rest, tiny};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
@@ -23,10 +29,18 @@ const CHECKS: &[(&str, fn())] = &[
     ("goldens", goldens_in_f32),
     ("bf16", bf16_is_near_and_poison_is_not_seen),
     ("sampling", sampled_tokens_are_those_of_the_cpu),
+    ("deterministic", bits::are_the_same_in_a_fixed_order),
+    ("otherwise", bits::differ_where_they_may),
     ("calls", a_steady_step_is_one_launch),
+    ("experts", different_experts_are_those_of_the_cpu),
+    ("grammars", grammars::grammars),
+    ("faults", faults::faults),
 ];
 
 fn main() -> ExitCode {
+    if let Some(code) = faults::run_as_child() {
+        return code;
+    }
     let wanted: Vec<String> = std::env::args().skip(1).collect();
     let (mut passed, mut failed) = (0, 0);
     for (name, check) in CHECKS {
@@ -62,21 +76,34 @@ fn bf16_is_near_and_poison_is_not_seen() {
         let prompt: Vec<u32> = (0..83).map(|i| (i * 37 + 11) % 512).collect();
         let scoring =
             SamplingParams { prompt_logprobs: Some(4), logprobs: Some(4), ..SamplingParams::greedy() };
-        let bits = |poison: bool| {
+        let answer = |order, poison| {
             let setup = Setup { poison, kv_dtype: KvDType::BF16, ..Setup::default() };
-            let (host, _) = start(&setup, &tiny(name), Element::BF16);
+            let (host, _) = start_in(order, &setup, &tiny(name), Element::BF16);
             ask(&host, request(&prompt, 24, scoring.clone()))
         };
-        let (plain, poisoned) = (bits(false), bits(true));
-        assert_eq!(plain.bits(), poisoned.bits(), "{name}: poison was seen");
+        let [fixed, plain] = [SumOrder::Fixed, SumOrder::Fastest].map(|order| {
+            let plain = answer(order, false);
+            assert_eq!(plain.bits(), answer(order, true).bits(), "{name}, {order:?}: poison was seen");
+            plain
+        });
         let (host, _) = start(&Setup::default(), &tiny(name), Element::F32);
         let exact = ask(&host, request(&prompt, 0, scoring));
-        let differences: Vec<f32> =
-            exact.prompt.iter().zip(&plain.prompt).map(|(a, b)| (a.logprob - b.logprob).abs()).collect();
-        let mean = differences.iter().sum::<f32>() / differences.len() as f32;
-        println!("  {name}: bf16 log-probabilities of a prompt differ from f32 by {mean:.4} on average");
-        // Logits have a standard deviation of about 3; bf16 keeps 8 bits, so each rounding is worth some 1e-2.
-        assert!(mean < 0.1, "{name}: {differences:?}");
+        let means = [plain, fixed].map(|rounded| {
+            let mut differences: Vec<f32> = exact
+                .prompt
+                .iter()
+                .zip(&rounded.prompt)
+                .map(|(a, b)| (a.logprob - b.logprob).abs())
+                .collect();
+            let mean = differences.iter().sum::<f32>() / differences.len() as f32;
+            differences.sort_by(f32::total_cmp);
+            // Logits have a standard deviation of about 3; bf16 keeps 8 bits, so each rounding is worth some 1e-2. Where
+            // rounding tips a router, a whole expert is another one: a few tokens of a mixture, far off.
+            let median = differences[differences.len() / 2];
+            assert!(median < 0.1 && mean < 0.2, "{name}: {differences:?}");
+            mean
+        });
+        println!("  {name}: bf16 log-probabilities of a prompt differ from f32 by {means:.4?} on average");
     }
 }
 
@@ -111,7 +138,7 @@ fn sampled_tokens_are_those_of_the_cpu() {
 /// Counts of driver calls over 1,000 decode steps.
 fn a_steady_step_is_one_launch() {
     const STEPS: u64 = 1000;
-    let setup = Setup { poison: false, max_model_len: 2048, ..Setup::default() };
+    let setup = Setup { poison: false, depth: 1, max_model_len: 2048, ..Setup::default() };
     let (host, driver) = start(&setup, &tiny("qwen3_moe"), Element::F32);
     greedy(&host, &[1, 2, 3], 8);
     let before = driver.counts();
@@ -129,11 +156,34 @@ fn a_steady_step_is_one_launch() {
         }
     }
     assert_eq!(count("cuGraphLaunch"), STEPS);
-    assert!(count("cuMemcpyHtoDAsync_v2") <= STEPS && count("cuMemcpyDtoHAsync_v2") <= STEPS);
-    for none in ["cuLaunchKernelEx", "cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostAlloc", "cuMemsetD8Async"] {
-        assert_eq!(count(none), 0, "{none}");
-    }
-    assert!(count("cuStreamSynchronize") <= STEPS, "a step at depth 0 waits once");
+    assert_eq!(count("cuMemcpyHtoDAsync_v2"), STEPS);
+    // Asked only of a step that takes longer than it should.
+    let rare = count("cuStreamQuery");
+    assert!(rare <= STEPS / 100, "{rare} questions after failures");
+    let calls: u64 = after.iter().map(|(name, _)| count(name)).sum();
+    assert_eq!(calls, 2 * STEPS + rare, "a copy up and a launch each, and nothing else: {after:?}");
+}
+
+/// Step by step, of prompts and of answers; and none while nobody asks.
+fn different_experts_are_those_of_the_cpu() {
+    let checkpoint = tiny("qwen3_moe");
+    let setup = Setup { count_experts: true, ..Setup::default() };
+    let prompt: Vec<u32> = (0..100).map(|i| (i * 41 + 3) % 512).collect();
+    let counted = |host: &Host, counts: bool| {
+        host.count_experts(counts);
+        assert!(host.start_profile());
+        greedy(host, &prompt, 30);
+        rest(host);
+        let (steps, _) = host.stop_profile().unwrap();
+        steps.iter().map(|step| (step.prefill_rows, step.distinct_experts)).collect::<Vec<_>>()
+    };
+    let (gpu, _) = start(&setup, &checkpoint, Element::F32);
+    let cpu = setup.start(&checkpoint);
+    let found = counted(&gpu, true);
+    assert!(found.iter().all(|(_, distinct)| *distinct > 0), "{found:?}");
+    assert_eq!(found, counted(&cpu, true));
+    // The prompt is in the cache by now, and computed again from its last page on.
+    assert!(counted(&gpu, false).iter().all(|(_, distinct)| *distinct == 0));
 }
 
 fn options() -> GpuOptions {
@@ -145,22 +195,45 @@ fn options() -> GpuOptions {
 }
 
 fn start(setup: &Setup, checkpoint: &Arc<Checkpoint>, element: Element) -> (Host, Arc<Driver>) {
+    start_in(SumOrder::Fastest, setup, checkpoint, element)
+}
+
+fn start_in(
+    order: SumOrder,
+    setup: &Setup,
+    checkpoint: &Arc<Checkpoint>,
+    element: Element,
+) -> (Host, Arc<Driver>) {
     let gpu = Gpu::open(&options()).unwrap_or_else(|error| panic!("{error}"));
     let driver = Arc::clone(gpu.driver());
-    let plan = plan(setup, checkpoint, element, gpu.device().properties());
+    (start_on(gpu, (element, order), setup, checkpoint).unwrap(), driver)
+}
+
+fn start_on(
+    gpu: Gpu,
+    (element, order): (Element, SumOrder),
+    setup: &Setup,
+    checkpoint: &Arc<Checkpoint>,
+) -> Result<Host, HostError> {
+    let plan = plan(setup, checkpoint, (element, order), gpu.device().properties());
     let gpu = Mutex::new(Some(gpu));
     let backend = move |_: &Seat| {
         let gpu = gpu.lock().unwrap().take();
         let gpu = gpu.ok_or_else(|| OpsError::Device("one rank has the GPU".into()))?;
         Ok(Box::new(CudaBackend::new(gpu, &plan)?) as Box<dyn Backend>)
     };
-    (setup.start_with(checkpoint, backend), driver)
+    Host::start(&setup.config(), checkpoint, backend, Arc::new(|_, _, _| {}))
 }
 
 /// As `atom` plans it: everything is counted before anything is taken.
-fn plan(setup: &Setup, checkpoint: &Arc<Checkpoint>, element: Element, properties: &Properties) -> Plan {
+fn plan(
+    setup: &Setup,
+    checkpoint: &Arc<Checkpoint>,
+    (element, order): (Element, SumOrder),
+    properties: &Properties,
+) -> Plan {
     let config = setup.config();
-    let mut sizer = Sizer::new(element, properties);
+    let mut sizer = Sizer::new(element, properties).with_order(order);
     let seat = Mesh::SINGLE.seats().next().unwrap();
     let model =
         Model::load(checkpoint, (&config.mesh, config.experts), &seat, &mut sizer, &|_, _| {}).unwrap();
@@ -180,7 +253,9 @@ fn plan(setup: &Setup, checkpoint: &Arc<Checkpoint>, element: Element, propertie
         poison: setup.poison,
     };
     for bucket in config.lattice.buckets() {
-        sizer.add(&model.record(shape(bucket.rows(), bucket.out_rows())), &reserve).unwrap();
+        let recording = model.record(shape(bucket.rows(), bucket.out_rows()));
+        let recording = if setup.count_experts { recording.counting_experts() } else { recording };
+        sizer.add(&recording, &reserve).unwrap();
     }
     Plan { sizes: sizer.sizes(&reserve), pages: setup.pages }
 }

@@ -150,13 +150,16 @@ impl SharedCollectives {
             }
         }
         window.meeting.arrive(*member, number);
-        let patience = Duration::from_micros(self.patience_us.load(Ordering::Relaxed));
-        window.meeting.wait_all(number, patience).map_err(|e| explain(window, comm, number, e))?;
+        window.meeting.wait_all(number, self.patience()).map_err(|e| explain(window, comm, number, e))?;
         Ok(cells)
     }
 }
 
 impl Collectives for SharedCollectives {
+    fn patience(&self) -> Duration {
+        Duration::from_micros(self.patience_us.load(Ordering::Relaxed))
+    }
+
     fn member(&self, comm: Comm) -> usize {
         self.membership(comm).member
     }

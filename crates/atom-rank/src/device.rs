@@ -20,6 +20,8 @@ pub(crate) struct Device {
     top: StepShape,
     lane_in_group: usize,
     results: Vec<ScoredToken>, // [out rows]
+    /// Recordings can count experts.
+    counts_experts: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -35,6 +37,7 @@ impl Device {
         model: Model,
         reserve: &Reserve,
         lane_in_group: usize,
+        counts_experts: bool,
     ) -> Result<Self, OpsError> {
         backend.reserve(reserve)?;
         Ok(Self {
@@ -47,6 +50,7 @@ impl Device {
             stride: reserve.pages_per_sequence,
             lane_in_group,
             results: vec![ScoredToken::NOT_A_NUMBER; reserve.top.out_rows],
+            counts_experts,
         })
     }
 
@@ -68,7 +72,10 @@ impl Device {
         }
         let lanes = self.top.lanes;
         let shape = StepShape { rows: bucket.rows(), out_rows: bucket.out_rows(), lanes };
-        let recording: Recording = self.model.record(shape);
+        let mut recording: Recording = self.model.record(shape);
+        if self.counts_experts {
+            recording = recording.counting_experts();
+        }
         let signature = recording.signature();
         let number = self.backend.record(recording)?;
         self.recordings[bucket.index()] = Some(Recorded { number, signature });
@@ -127,6 +134,11 @@ impl Device {
     /// See [`Backend::heeds_masks`].
     pub(crate) fn heeds_masks(&self) -> bool {
         self.backend.heeds_masks()
+    }
+
+    /// See [`Backend::count_experts`].
+    pub(crate) fn count_experts(&mut self, counts: bool) {
+        self.backend.count_experts(counts);
     }
 
     /// See [`Backend::expert_rows`].

@@ -58,6 +58,8 @@ pub struct HostConfig {
     /// How long a step waits for such a mask before its request fails; never longer than half of the step's
     /// own deadline.
     pub mask_wait: Duration,
+    /// Make recordings that can count the different experts of a step, for [`Host::count_experts`].
+    pub count_experts: bool,
     /// Fill what nothing may read with NaN, see [`Reserve::poison`].
     pub poison: bool,
     /// Looks before a waiting rank sleeps; 0 where ranks outnumber cores.
@@ -321,6 +323,12 @@ impl Host {
     /// none was begun.
     pub fn stop_profile(&self) -> Option<(Vec<StepRecord>, u64)> {
         self.shared.profile.stop()
+    }
+
+    /// From some step on, each record of a step says how many different experts its rows chose, or no longer does.
+    /// Without [`HostConfig::count_experts`] there is nothing to count with, and this changes nothing.
+    pub fn count_experts(&self, counts: bool) {
+        self.shared.counts_experts.store(counts, Ordering::SeqCst);
     }
 
     /// This host and the others of its group refuse new requests from now on; those that run go on.

@@ -392,6 +392,7 @@ impl<T: Tap> Lane<T> {
             self.device.record_anew(bucket)?;
             self.gauges().add_eager(cause);
         }
+        self.device.count_experts(self.shared.counts_experts.load(Ordering::Relaxed));
         self.last_signature = self.device.launch(bucket, &post.plan, &post.group_rows, patience)?;
         drop(post);
         let mine = &self.facts[self.lane_in_group];
@@ -472,6 +473,7 @@ impl<T: Tap> Lane<T> {
             replay_us: micros(took),
             running: counters.running as u32,
             waiting: counters.waiting as u32,
+            distinct_experts: experts.distinct as u32,
             ..flight.record
         };
         self.lane().recent.get().expect("it is made with the lane").push(&record);

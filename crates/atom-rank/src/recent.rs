@@ -38,6 +38,9 @@ pub struct StepRecord {
     pub kv_per_mille: u16,
     /// Prompts of the group waited for other lanes' prompts.
     pub is_held: bool,
+    /// Different experts of a layer that this lane's rows chose, summed over layers; 0 unless they are
+    /// [counted](crate::Host::count_experts).
+    pub distinct_experts: u32,
 }
 
 /// One lane's ring. The lane's first rank writes, anyone reads.
@@ -99,7 +102,7 @@ impl StepRing {
 }
 
 impl StepRecord {
-    const WORDS: usize = 7;
+    const WORDS: usize = 8;
 
     fn to_words(self) -> [u64; Self::WORDS] {
         let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
@@ -111,12 +114,13 @@ impl StepRecord {
             pair(self.wait_us, self.replay_us),
             pair(self.running, self.waiting),
             pair(self.oldest_wait_ms, u32::from(self.kv_per_mille) << 1 | u32::from(self.is_held)),
+            u64::from(self.distinct_experts),
         ]
     }
 
     /// The reverse, but for number and lane.
     fn from_words(words: [u64; Self::WORDS]) -> Self {
-        let [step, at_us, sizes, rows, times, requests, rest] = words;
+        let [step, at_us, sizes, rows, times, requests, rest, experts] = words;
         let (high, low) = (|word: u64| (word >> 32) as u32, |word: u64| word as u32);
         Self {
             number: 0,
@@ -134,11 +138,12 @@ impl StepRecord {
             oldest_wait_ms: high(rest),
             kv_per_mille: (low(rest) >> 1) as u16,
             is_held: low(rest) & 1 == 1,
+            distinct_experts: low(experts),
         }
     }
 }
 
-/// Steps kept of each lane, 64 bytes each: a viewer who looks ten times a second misses none up to 2,560
+/// Steps kept of each lane, 72 bytes each: a viewer who looks ten times a second misses none up to 2,560
 /// steps a second, and one who has just come sees a picture's width of the past.
 pub(crate) const STEPS_KEPT: usize = 256;
 
@@ -166,6 +171,7 @@ mod tests {
             oldest_wait_ms: low + 9,
             kv_per_mille: (n % 1001) as u16,
             is_held: n % 2 == 1,
+            distinct_experts: low + 10,
         }
     }
 

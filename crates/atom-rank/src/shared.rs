@@ -40,6 +40,8 @@ pub(crate) struct HostShared {
     pub(crate) masks: MaskPool,
     /// Every rank that has loaded so far heeds masks.
     pub(crate) heeds_masks: AtomicBool,
+    /// Somebody wants to know how many different experts the rows of a step choose.
+    pub(crate) counts_experts: AtomicBool,
 }
 
 /// What a group keeps over its epochs.
@@ -110,6 +112,7 @@ impl HostShared {
             wishes,
             masks: MaskPool::new(vocab, lanes * config.scheduler.max_num_seqs),
             heeds_masks: AtomicBool::new(true),
+            counts_experts: AtomicBool::new(false),
         }
     }
 

@@ -137,7 +137,9 @@ impl Starter {
             samples: seat.rank_in_lane == 0 || self.config.steps_ahead() > 0,
             poison: self.config.poison,
         };
-        let device = Device::new(backend, model, &reserve, seat.lane_in_group)?;
+        // All ranks of a lane have the same rows.
+        let counts_experts = self.config.count_experts && seat.rank_in_lane == 0;
+        let device = Device::new(backend, model, &reserve, seat.lane_in_group, counts_experts)?;
         self.shared.heeds_masks.fetch_and(device.heeds_masks(), Ordering::SeqCst);
         Ok(device)
     }

@@ -9,7 +9,7 @@ use crate::server::Server;
 use crate::text::Reading;
 use atom_base::TokenId;
 use atom_engine::{Grammar, GrammarRef, TokenConstraint};
-use atom_text::{GrammarSource, StructuralTag, StructuralTags};
+use atom_text::{GrammarSource, Instead, StructuralTag, StructuralTags};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -54,19 +54,29 @@ pub(crate) fn read(fields: &mut Fields) -> Result<Option<Wanted>, ApiError> {
 
 /// Compiles what the request asks for. Runs on a text thread.
 pub(crate) fn compile(server: &Server, work: &mut Work) -> Result<(), ApiError> {
-    match work.params.constraint.take() {
-        Some(Wanted { name, .. }) if work.reading.begins_in_reasoning() => {
-            Err(ApiError::ThinksFirst { name })
+    let Some(Wanted { name, source }) = work.params.constraint.take() else { return Ok(()) };
+    let (thinks, calls) = (work.reading.begins_in_reasoning(), work.reading.expects_calls());
+    // A reader of JSON may think before it writes; other texts might look like the beginning of a thought.
+    let may_think = work.reading.knows_reasoning()
+        && matches!(source, GrammarSource::JsonObject | GrammarSource::JsonSchema(_));
+    if !(thinks || calls || may_think || work.reading.is_harmony()) {
+        // Whatever it looks like, it is content.
+        work.reading = Reading::plain();
+        return constrain(server, work, &name, &source);
+    }
+    let within = Instead::Format(&source);
+    let lark = work.reading.grammar(&server.text.tokenizer, &work.reading.tools(), within);
+    match lark.map_err(|error| ApiError::Grammar { name: name.clone(), error })? {
+        Some(lark) => {
+            work.reading = work.reading.clone().with_whole_content();
+            constrain(server, work, &name, &GrammarSource::Lark(lark))
         }
-        Some(Wanted { name, .. }) if work.reading.expects_calls() => {
-            Err(ApiError::FormatBesideTools { name })
-        }
-        Some(Wanted { name, source }) => {
-            // What follows the grammar is content, whatever it looks like.
+        None if thinks => Err(ApiError::ThinksFirst { name }),
+        None if calls => Err(ApiError::FormatBesideTools { name }),
+        None => {
             work.reading = Reading::plain();
             constrain(server, work, &name, &source)
         }
-        None => Ok(()),
     }
 }
 

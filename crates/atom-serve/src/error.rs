@@ -82,21 +82,16 @@ pub(crate) enum ApiError {
     /// The client's fault: wrong type or out of range.
     #[error("'{name}' is {found}; it must be {expected}")]
     BadField { name: String, found: String, expected: String },
-    /// Our gap: an answer that may call or not is not held to a grammar yet.
+    /// Our gap: a grammar with rules of its own does not stand within the grammar of an answer that may call.
     #[error(
-        "'strict' tools are held to their schemas only where the answer must call one: send tool_choice \"required\" \
-         or a function's name, or tools without 'strict'"
-    )]
-    StrictByChoice,
-    /// Our gap: an answer that is either a call or a text of this format is not held to a grammar yet.
-    #[error(
-        "'{name}' constrains the whole answer, so that it could call no tool; leave out one of '{name}' and 'tools'"
+        "'{name}' is a grammar of the whole answer, so that it could call no tool; leave out one of '{name}' and 'tools', or send \
+         a JSON schema, a regular expression or a list of choices"
     )]
     FormatBesideTools { name: String },
     /// The client's fault: thoughts would have to follow the grammar, and the answer be empty.
     #[error(
-        "'{name}' constrains the whole answer, but the prompt leaves this model thinking; switch that off (reasoning_effort \
-         \"none\" or chat_template_kwargs)"
+        "'{name}' is a grammar of the whole answer, but the prompt leaves this model thinking; switch that off (reasoning_effort \
+         \"none\" or chat_template_kwargs), or send a JSON schema, a regular expression or a list of choices"
     )]
     ThinksFirst { name: String },
     /// The client's fault, or our gap: the field would change the answer and this server can't do it.
@@ -234,7 +229,6 @@ impl ApiError {
             Self::Sampling(SamplingError { name, .. }) => {
                 invalid(StatusCode::BAD_REQUEST).code("invalid_value").param(*name)
             }
-            Self::StrictByChoice => invalid(StatusCode::BAD_REQUEST).code("unsupported_field").param("tools"),
             Self::Unsupported { name, .. }
             | Self::FormatBesideTools { name }
             | Self::ThinksFirst { name } => {

@@ -1,9 +1,10 @@
 //! The text side of the model: what turns a conversation into tokens, and tokens into parts of an answer.
 
-use crate::chat::history::{CallStyle, History, PastCall, Turn};
+use crate::chat::history::{CallStyle, History, PastArguments, PastCall, Turn};
 use crate::error::ApiError;
 use atom_text::{
-    AnswerParser, AnswerStart, ChatTemplate, Detokenizer, Dialect, TemplateInput, Tokenizer, Tool, ToolFormat,
+    AnswerParser, AnswerStart, Calls, ChatTemplate, Detokenizer, Dialect, Instead, ReasoningFormat,
+    TemplateInput, TextError, Tokenizer, Tool, ToolFormat,
 };
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -57,7 +58,7 @@ impl TextModel {
         let is_wanted = |format: &ToolFormat| !tools.is_empty() || *format == ToolFormat::Harmony;
         let format = self.dialect.tools.filter(is_wanted);
         let dialect = Dialect { tools: format, ..self.dialect };
-        Reading { dialect, start: dialect.start(prompt), tools, calls_max }
+        Reading { dialect, start: dialect.start(prompt), tools, calls_max, is_whole: false }
     }
 }
 
@@ -70,18 +71,20 @@ pub(crate) struct Reading {
     tools: Arc<[Tool]>,
     /// Calls in an answer at the most; it ends before one more.
     pub(crate) calls_max: u32,
+    is_whole: bool,
 }
 
 impl Reading {
     /// Everything is content.
     pub(crate) fn plain() -> Self {
         let (dialect, start) = (Dialect::default(), AnswerStart::Content);
-        Self { dialect, start, tools: Arc::default(), calls_max: u32::MAX }
+        Self { dialect, start, tools: Arc::default(), calls_max: u32::MAX, is_whole: false }
     }
 
     /// A parser for one choice.
     pub(crate) fn parser(&self) -> AnswerParser {
-        AnswerParser::new(self.dialect, self.start, self.tools.clone())
+        let parser = AnswerParser::new(self.dialect, self.start, self.tools.clone());
+        if self.is_whole { parser.with_whole_content() } else { parser }
     }
 
     /// A detokenizer for one choice: it leaves special tokens out but for those that the parser looks for.
@@ -99,16 +102,34 @@ impl Reading {
         self.start == AnswerStart::Reasoning
     }
 
-    /// The grammar of an answer that calls one of `tools`, or several if `parallel`; `None` where nobody knows
-    /// how the model writes calls. Thoughts may come before.
-    pub(crate) fn call_grammar(
+    /// The grammar of an answer that calls one of `tools`, or several, or is `instead`; see
+    /// [`Dialect::answer_grammar`]. Thoughts may come before.
+    pub(crate) fn grammar(
         &self,
         tokenizer: &Tokenizer,
         tools: &[Tool],
-        parallel: bool,
-    ) -> Option<String> {
-        let format = self.dialect.tools?;
-        Some(self.dialect.call_grammar_for(tokenizer, self.start, format, tools, parallel))
+        instead: Instead<'_>,
+    ) -> Result<Option<String>, TextError> {
+        let parallel = self.calls_max > 1;
+        let calls = self.dialect.tools.filter(|_| !tools.is_empty());
+        let calls = calls.map(|format| Calls { format, tools, parallel });
+        self.dialect.answer_grammar(tokenizer, self.start, calls, instead)
+    }
+
+    /// Tools that the answer may call.
+    pub(crate) fn tools(&self) -> Arc<[Tool]> {
+        self.tools.clone()
+    }
+
+    /// Content, once it has begun, goes on to the end.
+    pub(crate) fn with_whole_content(self) -> Self {
+        Self { is_whole: true, ..self }
+    }
+
+    /// The answer is a row of messages with headers.
+    pub(crate) fn is_harmony(&self) -> bool {
+        self.dialect.tools == Some(ToolFormat::Harmony)
+            || self.dialect.reasoning == Some(ReasoningFormat::Harmony)
     }
 
     /// True if reasoning is told apart.
@@ -143,9 +164,9 @@ fn call_style(template: &ChatTemplate) -> CallStyle {
 
 /// A call with its answer.
 fn one_call() -> Option<History> {
-    let arguments = Map::from_iter([("at".to_owned(), json!("noon"))]);
+    let arguments = PastArguments::Object(Map::from_iter([("at".to_owned(), json!("noon"))]));
     let id = "call_0123456789abcdef".to_owned();
-    let call = PastCall { place: String::new(), id: id.clone(), name: PROBE.into(), arguments };
+    let call = PastCall { id: id.clone(), name: PROBE.into(), arguments };
     let turns = [
         Turn::User("Hello.".into()),
         Turn::Assistant { content: String::new(), reasoning: Some(THOUGHT.into()), calls: vec![call] },

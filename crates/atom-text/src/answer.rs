@@ -39,6 +39,7 @@ mod section;
 mod tagged;
 
 pub use dialect::{AnswerStart, Dialect, ToolFormat};
+pub use grammar::{Calls, Instead};
 pub use parser::AnswerParser;
 pub use reasoning::ReasoningFormat;
 

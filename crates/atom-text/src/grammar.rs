@@ -12,7 +12,9 @@ mod schema;
 mod source;
 mod vocabulary;
 
+pub(crate) use schema::check as check_schema;
 pub use source::{GrammarSource, StructuralTag, StructuralTags};
+pub(crate) use source::{regex_literal, with_options};
 pub use vocabulary::GrammarVocabulary;
 
 use atom_base::TokenId;

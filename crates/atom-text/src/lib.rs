@@ -43,7 +43,9 @@ mod template;
 mod testing;
 mod tokenizer;
 
-pub use answer::{AnswerParser, AnswerPart, AnswerStart, Dialect, ReasoningFormat, Tool, ToolFormat};
+pub use answer::{
+    AnswerParser, AnswerPart, AnswerStart, Calls, Dialect, Instead, ReasoningFormat, Tool, ToolFormat,
+};
 pub use cache::{TokenCache, TokenCacheCounts};
 pub use content::{flatten_content, flatten_messages};
 pub use detokenizer::Detokenizer;

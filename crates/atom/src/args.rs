@@ -41,7 +41,7 @@ pub(crate) enum Command {
     List(SourceArgs),
     /// Say what is in a checkpoint.
     Inspect(InspectArgs),
-    /// Measure a running server (any with the OpenAI API).
+    /// Measure a running server (any with the OpenAI API), or the step loop of a model in this process.
     Bench(BenchArgs),
     /// Simulate the scheduler and the group protocol: seeded worlds that look for faults, or load.
     Sim(SimArgs),
@@ -217,6 +217,11 @@ pub(crate) struct EngineArgs {
     /// Fill everything that no result may depend on with NaN, to prove it. Slow; for tests.
     #[arg(long)]
     pub(crate) poison_padding: bool,
+
+    /// The same bits for a request within one layout, whatever runs beside it, in whatever steps. A CPU always computes so;
+    /// on a GPU it costs speed, most where few requests decode (docs/cuda.md).
+    #[arg(long)]
+    pub(crate) deterministic: bool,
 
     /// A Jinja file to use instead of the model's own chat template.
     #[arg(long, value_name = "FILE")]
@@ -426,6 +431,7 @@ pub(crate) struct BenchArgs {
 pub(crate) enum BenchCommand {
     /// Closed-loop load on a server: latency percentiles and tokens per second.
     Serve(atom_bench::ServeBench),
+    Step(Box<crate::step_bench::StepBenchFlags>),
 }
 
 #[derive(Args, Debug)]

@@ -2,9 +2,10 @@
 
 use crate::args::{DTypeArg, Device, EngineArgs};
 use crate::source::cache_home;
+use crate::step_bench::{Observed, Workshop};
 use anyhow::{Context, Result, bail, ensure};
 use atom_base::{Mesh, Seat};
-use atom_cuda::{CudaBackend, Element, Gpu, GpuOptions, Plan, Search, Sizer, Sizes};
+use atom_cuda::{CudaBackend, Element, Gpu, GpuOptions, Plan, Search, Sizer, Sizes, SumOrder};
 use atom_group::Lattice;
 use atom_model::{ExpertLayout, Model};
 use atom_ops::{Backend, KvDType, OpsError, Reserve, StepShape};
@@ -62,6 +63,11 @@ pub(crate) fn element(args: &EngineArgs) -> Element {
     }
 }
 
+/// Sums in one order for all steps, or the fastest for each.
+pub(crate) fn order(args: &EngineArgs) -> SumOrder {
+    if args.deterministic { SumOrder::Fixed } else { SumOrder::Fastest }
+}
+
 /// Keys and values are stored as they are computed.
 pub(crate) fn kv_dtype(element: Element) -> KvDType {
     match element {
@@ -77,9 +83,12 @@ pub(crate) struct Wanted<'a> {
     pub(crate) experts: ExpertLayout,
     pub(crate) lattice: &'a Lattice,
     pub(crate) element: Element,
+    pub(crate) order: SumOrder,
     pub(crate) page_size: usize,
     pub(crate) max_model_len: usize,
     pub(crate) max_num_seqs: usize,
+    /// Recordings can count the experts of a step.
+    pub(crate) count_experts: bool,
     pub(crate) poison: bool,
     /// Pages that requests can use at the most.
     pub(crate) pages_useful: usize,
@@ -108,12 +117,18 @@ pub(crate) fn plan(gpu: &Gpu, wanted: &Wanted<'_>) -> Result<Plan> {
         sizes.page
     );
     let plan = Plan { sizes, pages: asked.min(within).min(wanted.pages_useful) };
+    if wanted.order == SumOrder::Fixed {
+        tracing::info!(
+            "--deterministic: one order of sums for steps of all sizes; products of few rows are not fused, and each next \
+             token takes longer (docs/cuda.md has figures)"
+        );
+    }
     tracing::info!("GPU memory, {} MiB of {} MiB allowed: {plan}", plan.total() >> 20, budget >> 20);
     Ok(plan)
 }
 
 fn sizes(gpu: &Gpu, wanted: &Wanted<'_>) -> Result<Sizes> {
-    let mut sizer = Sizer::new(wanted.element, gpu.device().properties());
+    let mut sizer = Sizer::new(wanted.element, gpu.device().properties()).with_order(wanted.order);
     let seat = wanted.mesh.seats().next().context("a mesh has ranks")?;
     let layout = (wanted.mesh, wanted.experts);
     let model = Model::load(wanted.checkpoint, layout, &seat, &mut sizer, &|_, _| {})?;
@@ -133,21 +148,28 @@ fn sizes(gpu: &Gpu, wanted: &Wanted<'_>) -> Result<Sizes> {
         poison: wanted.poison,
     };
     for bucket in wanted.lattice.buckets() {
-        sizer.add(&model.record(shape(bucket.rows(), bucket.out_rows())), &reserve)?;
+        let recording = model.record(shape(bucket.rows(), bucket.out_rows()));
+        let recording = if wanted.count_experts { recording.counting_experts() } else { recording };
+        sizer.add(&recording, &reserve)?;
     }
     Ok(sizer.sizes(&reserve))
 }
 
-/// Gives the GPU to the one rank that there is.
+/// Gives the GPU to the one rank that there is, which can be asked to take steps apart if there is a workshop.
 pub(crate) fn backend(
     gpu: Gpu,
     plan: Plan,
+    workshop: Option<Arc<Workshop>>,
 ) -> impl Fn(&Seat) -> Result<Box<dyn Backend>, OpsError> + Send + Sync + 'static {
     let gpu = Mutex::new(Some(gpu));
     move |_| {
         let gpu = gpu.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         let gpu = gpu.ok_or_else(|| OpsError::Device("the GPU was given to a rank before".into()))?;
-        Ok(Box::new(CudaBackend::new(gpu, &plan)?) as Box<dyn Backend>)
+        let backend = CudaBackend::new(gpu, &plan)?;
+        Ok(match &workshop {
+            None => Box::new(backend) as Box<dyn Backend>,
+            Some(workshop) => Box::new(Observed::new(backend, Arc::clone(workshop))),
+        })
     }
 }
 

@@ -4,6 +4,7 @@
 use crate::args::{DummyType, EngineArgs, IsaArg, KvCacheDType, LoadBalanceArg, MoeExchangeArg};
 use crate::cuda;
 use crate::models;
+use crate::step_bench::Workshop;
 use crate::steps;
 use crate::text::Text;
 use anyhow::{Context, Result, bail, ensure};
@@ -36,6 +37,35 @@ pub(crate) struct Running {
     pub(crate) end_tokens: Vec<TokenId>,
 }
 
+/// The same for whoever brings token ids: nothing of text was loaded.
+pub(crate) struct Ranks {
+    pub(crate) host: Host,
+    pub(crate) name: String,
+    pub(crate) layout: Layout,
+    pub(crate) checkpoint: Arc<Checkpoint>,
+    /// What a GPU's memory was planned for, in words.
+    pub(crate) plan: Option<String>,
+    end_tokens: Vec<TokenId>,
+}
+
+/// What ranks are started with besides.
+#[derive(Default)]
+struct Extras<'a> {
+    /// The tokenizer's; the configuration may know more.
+    end_tokens: &'a [TokenId],
+    /// Recordings can count the experts of a step.
+    counts: bool,
+    workshop: Option<Arc<Workshop>>,
+}
+
+/// A checkpoint that was found, and where it shall be computed.
+struct Opened {
+    name: String,
+    checkpoint: Arc<Checkpoint>,
+    gpu: Option<Gpu>,
+    start: Instant,
+}
+
 /// Where ranks compute.
 enum Target {
     Cpu(Threads),
@@ -49,43 +79,87 @@ pub(crate) fn launch(args: &EngineArgs) -> Result<Running> {
 
 /// The same with a policy that is not the user's.
 pub(crate) fn launch_with(args: &EngineArgs, policy: Policy) -> Result<Running> {
-    args.refuse_unbuilt()?;
-    let start = Instant::now();
-    let gpu = cuda::choose(args)?;
-    let (served_name, checkpoint) = open(args, gpu.is_some())?;
-    let text = Text::load(&checkpoint, args.chat_template.as_deref())?;
+    let opened = Opened::new(args)?;
+    let checkpoint = &opened.checkpoint;
+    let text = Text::load(checkpoint, args.chat_template.as_deref())?;
     ensure!(
         text.tokenizer.vocab_size() <= checkpoint.config().vocab_size,
         "the tokenizer knows {} tokens but the model has {}: they don't belong together",
         text.tokenizer.vocab_size(),
         checkpoint.config().vocab_size
     );
-    tracing::info!("{served_name}: {}", checkpoint.description());
-    refuse_unused_layers(&checkpoint)?;
-    if checkpoint.unused_scales() > 0 {
-        tracing::info!("{}", unused_scales(&checkpoint));
-    }
-    let target = match gpu {
-        Some(gpu) => Target::Cuda(Box::new(gpu), cuda::element(args)),
-        None => Target::Cpu(Threads::new(args)?),
-    };
-    let (mut config, plan) = host_config(args, &checkpoint, &text, &target, policy)?;
-    config.link = link(args, &config, &checkpoint)?;
-    let layout = layout(&config, &target);
-    let end_tokens = config.scheduler.eos.to_vec();
-    let progress = progress(config.mesh.ranks());
-    let host = match (target, plan) {
-        (Target::Cuda(gpu, _), Some(plan)) => {
-            Host::start(&config, &checkpoint, cuda::backend(*gpu, plan), progress)?
-        }
-        (Target::Cpu(threads), _) => {
-            Host::start(&config, &checkpoint, cpu_backend(args, &threads), progress)?
-        }
-        (Target::Cuda(..), None) => unreachable!("a GPU's memory is planned"),
-    };
-    tracing::info!("ready in {:.2} s", start.elapsed().as_secs_f64());
+    let ranks = opened.start(
+        args,
+        Extras { end_tokens: text.tokenizer.end_tokens(), ..Extras::default() },
+        policy,
+    )?;
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
-    Ok(Running { host, text, served_name, seed: args.seed.unwrap_or_else(clock), layout, end_tokens })
+    Ok(Running {
+        host: ranks.host,
+        text,
+        served_name: ranks.name,
+        seed: args.seed.unwrap_or_else(clock),
+        layout: ranks.layout,
+        end_tokens: ranks.end_tokens,
+    })
+}
+
+/// As [`launch`] does, for token ids: needs no tokenizer. The ranks of a mixture can count experts. A GPU's rank can be
+/// asked to take steps apart if there is a workshop.
+pub(crate) fn launch_ranks(args: &EngineArgs, workshop: Option<Arc<Workshop>>) -> Result<Ranks> {
+    let policy = policy(args, mesh(args)?.lanes_per_group())?;
+    let opened = Opened::new(args)?;
+    ensure!(
+        workshop.is_none() || opened.gpu.is_some(),
+        "--operators takes steps of a GPU apart, and this is a CPU; leave it out"
+    );
+    let counts = opened.checkpoint.config().moe.is_some();
+    opened.start(args, Extras { end_tokens: &[], counts, workshop }, policy)
+}
+
+impl Opened {
+    fn new(args: &EngineArgs) -> Result<Self> {
+        args.refuse_unbuilt()?;
+        let start = Instant::now();
+        let gpu = cuda::choose(args)?;
+        let (name, checkpoint) = open(args, gpu.is_some())?;
+        Ok(Self { name, checkpoint, gpu, start })
+    }
+
+    fn start(self, args: &EngineArgs, extras: Extras<'_>, policy: Policy) -> Result<Ranks> {
+        let Extras { end_tokens, counts, workshop } = extras;
+        let Self { name, checkpoint, gpu, start } = self;
+        tracing::info!("{name}: {}", checkpoint.description());
+        refuse_unused_layers(&checkpoint)?;
+        if checkpoint.unused_scales() > 0 {
+            tracing::info!("{}", unused_scales(&checkpoint));
+        }
+        let target = match gpu {
+            Some(gpu) => Target::Cuda(Box::new(gpu), cuda::element(args)),
+            None => Target::Cpu(Threads::new(args)?),
+        };
+        let (mut config, plan) = host_config(args, &checkpoint, (end_tokens, counts), &target, policy)?;
+        config.link = link(args, &config, &checkpoint)?;
+        if workshop.is_some() {
+            // A rank that takes a step apart is not late.
+            config.patience.min = TAKEN_APART_WITHIN;
+        }
+        let layout = layout(&config, &target);
+        let end_tokens = config.scheduler.eos.to_vec();
+        let progress = progress(config.mesh.ranks());
+        let planned = plan.as_ref().map(ToString::to_string);
+        let host = match (target, plan) {
+            (Target::Cuda(gpu, _), Some(plan)) => {
+                Host::start(&config, &checkpoint, cuda::backend(*gpu, plan, workshop), progress)?
+            }
+            (Target::Cpu(threads), _) => {
+                Host::start(&config, &checkpoint, cpu_backend(args, &threads), progress)?
+            }
+            (Target::Cuda(..), None) => unreachable!("a GPU's memory is planned"),
+        };
+        tracing::info!("ready in {:.2} s", start.elapsed().as_secs_f64());
+        Ok(Ranks { host, name, layout, checkpoint, plan: planned, end_tokens })
+    }
 }
 
 fn layout(config: &HostConfig, target: &Target) -> Layout {
@@ -215,7 +289,7 @@ fn expert_layout(args: &EngineArgs) -> ExpertLayout {
 fn host_config(
     args: &EngineArgs,
     checkpoint: &Checkpoint,
-    text: &Text,
+    (end_tokens, count_experts): (&[TokenId], bool),
     target: &Target,
     policy: Policy,
 ) -> Result<(HostConfig, Option<Plan>)> {
@@ -257,9 +331,11 @@ fn host_config(
                 experts,
                 lattice: &lattice,
                 element: *element,
+                order: cuda::order(args),
                 page_size,
                 max_model_len,
                 max_num_seqs: args.max_num_seqs as usize,
+                count_experts,
                 poison: args.poison_padding,
                 pages_useful: useful,
                 cache_bytes: args.kv_cache_memory,
@@ -269,7 +345,7 @@ fn host_config(
             (own, plan.pages, Some(plan))
         }
     };
-    let eos: BTreeSet<TokenId> = model.eos.iter().chain(text.tokenizer.end_tokens()).copied().collect();
+    let eos: BTreeSet<TokenId> = model.eos.iter().chain(end_tokens).copied().collect();
     let cache_tokens = (pages - 1) * page_size;
     let threads = match target {
         Target::Cpu(threads) => format!(", {} threads each", threads.per_rank),
@@ -318,6 +394,7 @@ fn host_config(
         record_all: true,
         mask_threads: mask_threads(),
         mask_wait: MASK_WAIT,
+        count_experts,
         poison: args.poison_padding,
         spins,
         patience: Patience::default(),
@@ -500,6 +577,8 @@ fn progress(ranks: usize) -> Arc<Progress> {
 const RESTARTS_MAX: u32 = 3;
 /// Hosts are started by hand or by a scheduler that may take its time.
 const MEET_WITHIN: Duration = Duration::from_secs(300);
+/// Some hundred graphs, each captured and launched some times.
+const TAKEN_APART_WITHIN: Duration = Duration::from_secs(600);
 /// Of the weights, that hosts compare.
 const WEIGHT_BYTES_COMPARED: usize = 1 << 20;
 /// Looks at a peer's number before sleeping: some microseconds.

@@ -21,6 +21,7 @@ mod replay;
 mod serve;
 mod simulate;
 mod source;
+mod step_bench;
 mod steps;
 mod text;
 
@@ -32,7 +33,7 @@ fn main() -> ExitCode {
     let given = Cli::command().get_matches_from(args::normalise(std::env::args_os()));
     let cli = Cli::from_arg_matches(&given).unwrap_or_else(|error| error.exit());
     if let Err(error) = atom_telemetry::init_logging(&cli.log) {
-        return fail(&error.into());
+        return ExitCode::from(fail(&error.into()));
     }
     let outcome = match cli.command {
         Command::Serve(args) => serve::run(&args),
@@ -41,17 +42,23 @@ fn main() -> ExitCode {
         Command::Pull(args) => models::pull(&args),
         Command::List(args) => models::list(&args),
         Command::Inspect(args) => inspect::run(&args),
-        Command::Bench(args) => bench::run(args),
+        Command::Bench(args) => {
+            bench::run(args, given.subcommand_matches("bench").expect("it is the command"))
+        }
         Command::Sim(args) => simulate::run(&args),
         Command::Replay(args) => replay::run(&args),
     };
-    outcome.map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS)
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        // A GPU may hang, and then the driver would keep the process.
+        Err(error) => atom_cuda::quit(fail(&error)),
+    }
 }
 
 /// One line that says what and why. A cause that its effect has told already is left out.
-fn fail(error: &anyhow::Error) -> ExitCode {
+fn fail(error: &anyhow::Error) -> u8 {
     eprintln!("atom: {}", in_one_line(error));
-    ExitCode::FAILURE
+    1
 }
 
 fn in_one_line(error: &anyhow::Error) -> String {

@@ -130,7 +130,7 @@ async fn stop(host: Arc<atom_rank::Host>) {
     tokio::spawn(async move {
         interrupt.recv().await;
         tracing::warn!("interrupted again: running requests are cut");
-        std::process::exit(EXIT_INTERRUPTED);
+        atom_cuda::quit(EXIT_INTERRUPTED);
     });
 }
 
@@ -139,4 +139,4 @@ const REACTOR_THREADS: usize = 2;
 /// How soon after a fault the process begins to stop.
 const FAULT_LOOK_EVERY: Duration = Duration::from_millis(250);
 /// What a shell expects of a program that an interrupt ended.
-const EXIT_INTERRUPTED: i32 = 130;
+const EXIT_INTERRUPTED: u8 = 130;

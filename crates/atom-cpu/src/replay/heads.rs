@@ -52,10 +52,10 @@ impl Replay<'_> {
     /// As above.
     pub(super) unsafe fn route(
         &self,
-        logits: Buf,
-        bias: Option<Weight>,
+        (logits, bias): (Buf, Option<Weight>),
         spec: &RouteSpec,
         out: Buf,
+        number: usize,
         worker: &Worker<'_>,
     ) {
         let rows = self.rows(logits);
@@ -66,6 +66,9 @@ impl Replay<'_> {
             let scratch = self.view.scores(self.recorded).row_mut(worker.index);
             for row in share(rows, worker.index, worker.count) {
                 route(self.isa, spec, logits.row(row), bias, scratch, out.row_mut(row));
+                if let Some(seen) = self.seen {
+                    seen.add(number, &out.row(row)[..spec.top_k]);
+                }
             }
             if worker.index == 0 {
                 for row in rows..self.granted() {

@@ -1,7 +1,8 @@
-//! Products for few rows.
+//! Products for few rows, by both kernels.
 
 use crate::kit::Kit;
 use crate::rows::{Rows, bound};
+use atom_cuda::launch::linear_rows::{self, RowsCut};
 use atom_cuda::launch::linear_small::{self, SmallOperands, SmallOut, SmallProduct};
 use atom_cuda::{Address, CudaError, Element};
 
@@ -40,12 +41,45 @@ pub(crate) fn checks(kit: &mut Kit) -> Result<(), CudaError> {
     kit.load(&programs)?;
     for (product, counts, capacity) in cases {
         let rows = Rows::new(kit, counts, capacity)?;
-        one(kit, product, &rows)?;
+        one(kit, product, &rows, None)?;
     }
     Ok(())
 }
 
-fn one(kit: &mut Kit, product: SmallProduct, rows: &Rows) -> Result<(), CudaError> {
+/// The kernel for more rows, in both cuts.
+pub(crate) fn checks_of_rows(kit: &mut Kit) -> Result<(), CudaError> {
+    if kit.device.properties().capability != (9, 0) {
+        return Ok(());
+    }
+    let outs = [SmallOut::Activations, SmallOut::F32, SmallOut::Residual, SmallOut::GatedSilu];
+    let extents: [(&[u32], usize); 6] =
+        [(&[1], 1), (&[13], 16), (&[2, 0, 3, 1], 4), (&[31], 32), (&[40], 64), (&[127], 128)];
+    let mut cases = Vec::new();
+    for (counts, capacity) in extents {
+        let rows = counts.len() * capacity;
+        for (&(outputs, inputs), out) in SHAPES.iter().flat_map(|shape| outs.map(|out| (shape, out))) {
+            let product = SmallProduct { rows, inputs, outputs, norms: false, out };
+            let whole = |cluster: usize| rows.div_ceil(cluster).next_power_of_two().max(8);
+            let cuts = [1, 2].map(|cluster| RowsCut::with(cluster, whole(cluster)));
+            cases.extend(
+                cuts.into_iter().filter(|cut| cut.each <= 64).map(|cut| (product, counts, capacity, cut)),
+            );
+        }
+    }
+    for outputs in [1, 3, 20, 4099] {
+        let product = SmallProduct { rows: 12, inputs: 72, outputs, norms: false, out: SmallOut::F32 };
+        cases.push((product, &[9], 12, RowsCut::with(2, 8)));
+    }
+    let programs: Vec<_> = cases.iter().map(|(product, .., cut)| cut.program(product.out)).collect();
+    kit.load(&programs)?;
+    for (product, counts, capacity, cut) in cases {
+        let rows = Rows::new(kit, counts, capacity)?;
+        one(kit, product, &rows, Some(cut))?;
+    }
+    Ok(())
+}
+
+fn one(kit: &mut Kit, product: SmallProduct, rows: &Rows, cut: Option<RowsCut>) -> Result<(), CudaError> {
     let SmallProduct { inputs, outputs, norms, out, .. } = product;
     let eps = 1e-6;
     let weights = Element::BF16.rounded(&kit.random(outputs * inputs, 1.0 / (inputs as f32).sqrt()));
@@ -79,7 +113,12 @@ fn one(kit: &mut Kit, product: SmallProduct, rows: &Rows) -> Result<(), CudaErro
         out: out_memory.address(),
     };
     // SAFETY: arrays have the sizes that the launcher wants and live until they are read back.
-    unsafe { linear_small::multiply(&kit.queue(), &product, operands, rows.extent) }?;
+    unsafe {
+        match cut {
+            None => linear_small::multiply(&kit.queue(), &product, operands, rows.extent),
+            Some(cut) => linear_rows::multiply(&kit.queue(), &product, cut, &operands, rows.extent),
+        }
+    }?;
     let found = kit.download(&out_memory, out_element)?;
     let mut expected = Vec::new();
     for &row in &rows.real {
@@ -102,6 +141,9 @@ fn one(kit: &mut Kit, product: SmallProduct, rows: &Rows) -> Result<(), CudaErro
             expected.extend(sums.iter().zip(before).map(|(y, &b)| y + f64::from(b)));
         }
     }
-    rows.near(kit, &format!("{product:?}, bias {has_bias}"), &found, &expected, bound(out_element));
+    // Where this kernel stands for two, what the first would hand on is rounded.
+    let is_rounded = cut.is_some() && out == SmallOut::Residual;
+    let bound = bound(if is_rounded { Element::BF16 } else { out_element });
+    rows.near(kit, &format!("{product:?}, {cut:?}, bias {has_bias}"), &found, &expected, bound);
     Ok(())
 }

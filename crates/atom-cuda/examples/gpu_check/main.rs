@@ -26,6 +26,7 @@ const FAMILIES: &[(&str, Checks)] = &[
     ("step", step::checks),
     ("blas", blas::checks),
     ("linear_small", linear_small::checks),
+    ("linear_rows", linear_small::checks_of_rows),
     ("rows", rows::checks),
     ("norm", norm::checks),
     ("rope", rope::checks),

@@ -36,7 +36,44 @@ pub(crate) fn checks(kit: &mut Kit) -> Result<(), CudaError> {
             }
         }
     }
+    for (experts, top_k) in [(5, 2), (128, 8), (300, 7), (512, 32)] {
+        for rows in [0, 1, 7, 300] {
+            counted(kit, (experts, top_k), rows)?;
+        }
+    }
     edges(kit)
+}
+
+/// The number of different experts among routes made here, some of them of nobody, with more behind the real rows; twice,
+/// since it adds to what is there.
+fn counted(kit: &mut Kit, (experts, top_k): (usize, usize), rows: usize) -> Result<(), CudaError> {
+    let capacity = rows + 3;
+    let mut routes = vec![0.5; capacity * 2 * top_k];
+    let mut different = std::collections::BTreeSet::new();
+    for (row, routes) in routes.chunks_mut(2 * top_k).enumerate() {
+        for number in &mut routes[..top_k] {
+            let expert = kit.below(experts + 1);
+            *number = if expert == experts { NO_EXPERT } else { expert as f32 };
+            if row < rows && expert < experts {
+                different.insert(expert);
+            }
+        }
+    }
+    let memory = kit.upload(&routes, Element::F32)?;
+    let counts = kit.upload_words(&[rows as u32, 5, 0])?;
+    let extent = RowExtent { counts: counts.address(), lanes: 1, lane_rows: capacity };
+    let (is_sigmoid, groups, groups_kept, normalise, scale) = (false, 1, 1, true, 1.0);
+    let spec = RouteSpec { experts, top_k, is_sigmoid, groups, groups_kept, normalise, scale };
+    let total = kit.upload_words(&[100, 0])?;
+    for _ in 0..2 {
+        // SAFETY: routes have the rows of the extent, and all of it lives until it is read back.
+        unsafe { route::count_experts(&kit.queue(), &spec, memory.address(), extent, total.address()) }?;
+    }
+    let found = kit.download_words(&total)?;
+    let wanted = [100 + 2 * different.len() as u32, 0];
+    let name = format!("different experts, {rows} rows choose {top_k} of {experts}");
+    kit.check(&name, found == wanted, &format!("{found:?}, not {wanted:?}"));
+    Ok(())
 }
 
 fn run(

@@ -3,12 +3,13 @@
 mod reference;
 
 use crate::kit::Kit;
-use atom_base::{OutRow, SamplingParams, ScoredToken, SlotId, SlotLoad, TokenId};
+use atom_base::{MaskCell, OutRow, SamplingParams, ScoredToken, SlotId, SlotLoad, TokenId};
 use atom_cuda::launch::sample::{self, SampleMemory, SampleStep};
 use atom_cuda::sample_rows::{self as rows, BiasTables, SeenParts};
-use atom_cuda::{CudaError, DeviceMem, Element};
+use atom_cuda::{CudaError, DeviceMem, Element, Gate};
 use reference::History;
 use std::sync::Arc;
+use std::time::Instant;
 
 pub(crate) fn checks(kit: &mut Kit) -> Result<(), CudaError> {
     for (vocab, out_rows, steps) in [
@@ -26,6 +27,7 @@ pub(crate) fn checks(kit: &mut Kit) -> Result<(), CudaError> {
     }
     a_search_between_two_neighbouring_logits_ends(kit)?;
     what_is_no_number(kit)?;
+    masks_that_do_not_come(kit)?;
     draws_follow_the_probabilities(kit)
 }
 
@@ -38,6 +40,10 @@ struct Lane {
     results: DeviceMem,
     last_token: DeviceMem,
     tables: BiasTables,
+    gate: Gate,
+    sequence: u32,
+    /// Of the step that was launched last.
+    arrays: Vec<DeviceMem>,
 }
 
 impl Lane {
@@ -48,7 +54,21 @@ impl Lane {
         memory.fill(&kit.stream, 0, memory.bytes(), 0xff)?;
         let results = DeviceMem::new(&kit.device, out_rows * rows::RESULT_BYTES)?;
         let last_token = kit.upload_words(&vec![UNTOLD; slots])?;
-        Ok(Self { vocab, out_rows, at, memory, results, last_token, tables: BiasTables::new(slots) })
+        let (tables, gate) = (BiasTables::new(slots), Gate::new(&kit.device, vocab, out_rows)?);
+        // Numbers of steps have 31 bits; what follows the last is tried too.
+        let sequence = (1 << 31) - 3;
+        Ok(Self {
+            vocab,
+            out_rows,
+            at,
+            memory,
+            results,
+            last_token,
+            tables,
+            gate,
+            sequence,
+            arrays: Vec::new(),
+        })
     }
 
     /// Fills histories, in parts of little room.
@@ -68,8 +88,33 @@ impl Lane {
         Ok(())
     }
 
-    /// A step whose last row is not real, with NaN in it.
+    /// A step whose last row is not real, with NaN in it. Masks come before the launch and behind it.
     fn step(&mut self, kit: &Kit, out: &[OutRow], logits: &[f32]) -> Result<Vec<ScoredToken>, CudaError> {
+        self.sequence = if self.sequence == u32::MAX >> 1 { 2 } else { self.sequence + 1 };
+        (0..out.len()).for_each(|row| self.gate.close(self.sequence, row));
+        self.open(out, 0);
+        self.launch(kit, out, logits, PATIENCE_MS)?;
+        self.open(out, 1);
+        self.results(kit, out)
+    }
+
+    /// Hands on the masks of every second row.
+    fn open(&mut self, out: &[OutRow], first: usize) {
+        for (row, out) in out.iter().enumerate().skip(first).step_by(2) {
+            if let Some(cell) = &out.mask {
+                cell.set_deadline(Instant::now());
+                cell.wait(|mask| self.gate.open(self.sequence, row, Some(mask))).expect("it was filled");
+            }
+        }
+    }
+
+    fn launch(
+        &mut self,
+        kit: &Kit,
+        out: &[OutRow],
+        logits: &[f32],
+        patience_ms: u32,
+    ) -> Result<(), CudaError> {
         let (mut records, mut entries) = (vec![0; 16 * self.out_rows], vec![0; 8 * 1024 * self.out_rows]);
         if let Some(part) = self.tables.update(out, &mut records, &mut entries) {
             let (records, entries) = (kit.upload_bytes(&records)?, kit.upload_bytes(&entries)?);
@@ -87,7 +132,7 @@ impl Lane {
         let mut records: Vec<u8> = out.iter().flat_map(|row| rows::row_bytes(row, self.vocab)).collect();
         records.resize(self.out_rows * rows::ROW_BYTES, 0xff);
         let records = kit.upload_bytes(&records)?;
-        let header = kit.header(&[(1, out.len() as u32)])?;
+        let header = kit.header(&[(1, out.len() as u32), (7, self.sequence), (8, patience_ms)])?;
         self.results.fill(&kit.stream, 0, self.results.bytes(), 0xff)?;
         let step = SampleStep {
             header: header.address(),
@@ -95,9 +140,16 @@ impl Lane {
             rows: records.address(),
             results: self.results.address(),
             last_token: self.last_token.address(),
+            gate: self.gate.at(),
         };
         // SAFETY: all arrays have the lane's sizes and live until the results are read.
         unsafe { sample::sample(&kit.queue(), &self.at, self.memory.address(), &step, self.out_rows)? };
+        // They live until the step has ended.
+        self.arrays = vec![logits, records, header];
+        Ok(())
+    }
+
+    fn results(&self, kit: &Kit, out: &[OutRow]) -> Result<Vec<ScoredToken>, CudaError> {
         let bytes = kit.download_bytes(&self.results)?;
         Ok(bytes.chunks(rows::RESULT_BYTES).take(out.len()).map(rows::result).collect())
     }
@@ -128,7 +180,7 @@ fn lane(kit: &mut Kit, vocab: usize, out_rows: usize, steps: usize) -> Result<()
         for (i, (row, found)) in out.iter().zip(&found).enumerate() {
             let expected = reference::sample(&logits[i * vocab..][..vocab], row, &mut histories[i]);
             if row.target.is_none() {
-                last[row.slot.0 as usize] = expected.token;
+                last[row.slot.0 as usize] = if expected.is_not_a_number() { 0 } else { expected.token };
             }
             same(kit, &format!("{vocab} tokens, step {step}, row {i}, {row:?}"), found, &expected);
         }
@@ -201,8 +253,28 @@ fn row(kit: &mut Kit, i: usize, vocab: usize) -> OutRow {
         position,
         target,
         params: Arc::new(params),
-        mask: None,
+        mask: (kit.below(3) == 0).then(|| mask(kit, vocab)),
     }
+}
+
+/// One token, few, most or all of them.
+fn mask(kit: &mut Kit, vocab: usize) -> Arc<MaskCell> {
+    let kind = kit.below(5);
+    let mut words: Vec<u32> = (0..vocab.div_ceil(32))
+        .map(|_| match kind {
+            0 | 1 => 0,
+            2 => kit.word() as u32,
+            3 => (kit.word() | kit.word() | kit.word()) as u32,
+            _ => u32::MAX,
+        })
+        .collect();
+    for _ in 0..[1, 9, 1, 1, 1][kind] {
+        let token = kit.below(vocab);
+        words[token / 32] |= 1 << (token % 32);
+    }
+    let cell = MaskCell::new();
+    cell.fill(Ok(words.into()));
+    Arc::new(cell)
 }
 
 /// Steep, flat, tied, masked and shifted rows in turn.
@@ -297,6 +369,44 @@ fn what_is_no_number(kit: &mut Kit) -> Result<(), CudaError> {
     Ok(())
 }
 
+/// A row whose mask the host can't give, or never gives, chooses nothing; others do, and so do later steps.
+fn masks_that_do_not_come(kit: &mut Kit) -> Result<(), CudaError> {
+    for vocab in [5, 5001] {
+        let mut lane = Lane::new(kit, vocab, 6)?;
+        let logits = kit.random(5 * vocab, 1.0);
+        let mut out: Vec<OutRow> = (0..5).map(|i| row(kit, i, vocab)).collect();
+        for (i, row) in out.iter_mut().enumerate() {
+            (row.target, row.mask) = (None, (i < 3).then(|| mask(kit, vocab)));
+            row.params = Arc::new(SamplingParams::greedy());
+        }
+        for (step, patience_ms) in [(0, 30), (1, 30), (2, PATIENCE_MS)] {
+            lane.sequence = step + 1;
+            lane.launch(kit, &out, &logits, patience_ms)?;
+            lane.open(&out[..1], 0);
+            lane.gate.open(lane.sequence, 1, None);
+            if step == 2 {
+                lane.open(&out[..3], 0);
+            }
+            let found = lane.results(kit, &out)?;
+            for (i, (row, found)) in out.iter().zip(&found).enumerate() {
+                let comes = i != 1 && (i != 2 || step == 2);
+                let expected = if comes {
+                    reference::sample(&logits[i * vocab..][..vocab], row, &mut Vec::new())
+                } else {
+                    ScoredToken::NOT_A_NUMBER
+                };
+                same(
+                    kit,
+                    &format!("{vocab} tokens, step {step}, row {i} of masks that don't come"),
+                    found,
+                    &expected,
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Against probabilities in f64.
 fn draws_follow_the_probabilities(kit: &mut Kit) -> Result<(), CudaError> {
     let (vocab, draws) = (12, 20_000);
@@ -348,3 +458,5 @@ fn draws_follow_the_probabilities(kit: &mut Kit) -> Result<(), CudaError> {
 
 /// What no row has written.
 const UNTOLD: u32 = 0xdead_beef;
+/// Far more than a host needs to bring a mask.
+const PATIENCE_MS: u32 = 10_000;

@@ -8,6 +8,7 @@ use crate::kernels::Queue;
 use crate::launch::norm::NormWeight;
 use crate::memory::Address;
 use crate::module::{Arg, Launch, TensorMap, Tiling};
+use crate::order::SumOrder;
 use crate::{MapElement, MapSwizzle};
 
 /// What is known of an [`atom_ops::Op::Experts`] when it is recorded.
@@ -144,6 +145,16 @@ impl Experts {
     /// Chooses kernels by what was measured on an H200 (132 multiprocessors, 4.28 TB/s).
     pub fn new(shape: ExpertsShape, gpu: &Properties) -> Self {
         Self { shape, path: ExpertsPath::choose(&shape, gpu) }
+    }
+
+    /// The same for sums in this order. Fixed: kernels whose sums are the same for any number of rows; grouped products
+    /// are in either size of clusters, and the others by one program for all.
+    pub fn in_order(shape: ExpertsShape, order: SumOrder, gpu: &Properties) -> Self {
+        let path = match order {
+            SumOrder::Fastest => ExpertsPath::choose(&shape, gpu),
+            SumOrder::Fixed => ExpertsPath::choose_of_many(&shape, gpu),
+        };
+        Self { shape, path }
     }
 
     /// The kernels of `path`, whether they are the best or not.
@@ -533,27 +544,37 @@ impl Workspace<usize> {
 
 impl ExpertsPath {
     fn choose(shape: &ExpertsShape, gpu: &Properties) -> Self {
-        let is_even = shape.hidden.is_multiple_of(8) && shape.width.is_multiple_of(8);
-        if shape.element == Element::F32 || !is_even || shape.held > HELD_MAX {
+        if !Self::has_tensor_cores(shape) {
             return Self::Simple;
         }
         let room = gpu.shared_bytes_max as usize;
         if let Some(depth) = one_depth(shape, room) {
             return Self::One { depth };
         }
-        if let Some(depths) = few_depths(shape, room) {
-            return Self::Few { depths };
+        few_depths(shape, room)
+            .map_or_else(|| Self::choose_of_many(shape, gpu), |depths| Self::Few { depths })
+    }
+
+    /// The best that take any number of rows.
+    fn choose_of_many(shape: &ExpertsShape, gpu: &Properties) -> Self {
+        if !Self::has_tensor_cores(shape) {
+            return Self::Simple;
         }
         if gpu.capability == (9, 0) {
             let is_read = shape.choices() <= GROUPED_READ * shape.held;
             return Self::Grouped { cluster: if is_read { 1 } else { 2 } };
         }
-        let inputs = shape.hidden.max(shape.width);
+        let (room, inputs) = (gpu.shared_bytes_max as usize, shape.hidden.max(shape.width));
         let fits = |(row_tiles, depth): &(usize, usize)| stream_shared(*row_tiles, *depth, inputs) <= room;
         match [(4, 4), (2, 8), (2, 4), (1, 8), (1, 4), (1, 3)].into_iter().find(fits) {
             Some((row_tiles, depth)) => Self::Small { row_tiles, depth },
             None => Self::Simple,
         }
+    }
+
+    fn has_tensor_cores(shape: &ExpertsShape) -> bool {
+        let is_even = shape.hidden.is_multiple_of(8) && shape.width.is_multiple_of(8);
+        shape.element == Element::BF16 && is_even && shape.held <= HELD_MAX
     }
 }
 

@@ -48,6 +48,26 @@ pub(crate) fn router_words(spec: &RouteSpec) -> [u32; 7] {
     ]
 }
 
+/// Adds the number of different experts that the real rows of `routes` name, as [`route`] left them, to the u64 at
+/// `total`. No part of a step that is served: for measuring.
+///
+/// # Safety
+/// `routes` has the rows of `extent`, `2 * spec.top_k` f32 each.
+pub unsafe fn count_experts(
+    queue: &Queue<'_>,
+    spec: &RouteSpec,
+    routes: Address,
+    extent: RowExtent,
+    total: Address,
+) -> Result<(), CudaError> {
+    assert!(spec.experts <= EXPERTS_MAX, "{spec:?}");
+    let words = extent.words();
+    let sizes = (spec.experts as u32, spec.top_k as u32);
+    let args = [routes.into(), sizes.0.into(), sizes.1.into(), bytes(&words), total.into()];
+    // SAFETY: the caller's.
+    unsafe { queue.launch("route", "count_experts", Launch::new(1, 512), &args) }
+}
+
 /// Most experts: 16 in each lane of a warp.
 pub const EXPERTS_MAX: usize = 512;
 

@@ -1,6 +1,7 @@
 //! Sampling: from logits to tokens and log-probabilities, see `kernels/sample.cu`.
 
 use crate::error::CudaError;
+use crate::gate::GateAt;
 use crate::kernels::Queue;
 use crate::memory::Address;
 use crate::module::{Arg, Launch};
@@ -27,7 +28,7 @@ pub struct SampleMemory {
 pub struct SampleStep {
     /// The step's header.
     pub header: Address,
-    /// `[out rows, vocab]` f32, starts on 16 bytes; only read.
+    /// `[out rows, vocab]` f32, starts on 16 bytes; written where a mask forbids a token.
     pub logits: Address,
     /// `[out rows]` records of [`crate::sample_rows::row_bytes`], in the step's upload.
     pub rows: Address,
@@ -35,6 +36,8 @@ pub struct SampleStep {
     pub results: Address,
     /// `u32[slots]`: what each slot's request said last. Rows that sample write their slot's.
     pub last_token: Address,
+    /// Where the host leaves masks; null if no row has one.
+    pub gate: GateAt,
 }
 
 impl SampleMemory {
@@ -94,12 +97,14 @@ pub unsafe fn sample(
         memory.plus(at.peaks),
         step.results,
         step.last_token,
+        step.gate.address,
     ];
     let (pointers, words) = args.split_at_mut(8 * addresses.len());
     for (place, address) in pointers.as_chunks_mut::<8>().0.iter_mut().zip(addresses) {
         *place = address.0.to_le_bytes();
     }
-    let sizes = [at.vocab as u32, splits, LOGIT_BIAS_MAX as u32, 0];
+    let gate = [step.gate.stride as u32, step.gate.masks as u32];
+    let sizes = [at.vocab as u32, splits, LOGIT_BIAS_MAX as u32, gate[0], gate[1], 0];
     for (place, size) in words.as_chunks_mut::<4>().0.iter_mut().zip(sizes) {
         *place = size.to_le_bytes();
     }
@@ -179,7 +184,7 @@ pub(crate) const VOCAB_MAX: usize = 327_680;
 const SEEN_RANGE: usize = 4096;
 
 /// `SampleArgs` of kernels/sample.cuh.
-const ARGS_BYTES: usize = 104;
+const ARGS_BYTES: usize = 120;
 
 /// Where arrays start.
 const ALIGN: usize = 256;

@@ -42,3 +42,22 @@ pub unsafe fn add_bias(
     // SAFETY: the caller's.
     unsafe { queue.launch("weights", &format!("add_bias_{}", element.suffix()), launch, &args) }
 }
+
+/// Brings the results of the step to the host and says that it has ended.
+///
+/// # Safety
+/// `header` is a step's header, `results` has as many results as it says (or is null), and `host` is memory of a
+/// [`crate::Landing`] for as many. Everything before it in the stream waits for what is before itself.
+pub unsafe fn publish(
+    queue: &Queue<'_>,
+    header: Address,
+    results: Address,
+    (host, stride): (Address, usize),
+) -> Result<(), CudaError> {
+    let launch = Launch::new(1, 1024);
+    // Kernels of sampling wait for all before them; others may not.
+    let launch = if results == Address::NULL { launch } else { launch.overlapping() };
+    let args = [header.into(), results.into(), host.into(), (stride as u32).into()];
+    // SAFETY: the caller's.
+    unsafe { queue.launch("step_end", "publish", launch, &args) }
+}

@@ -98,6 +98,10 @@ impl<H: Hooks> Backend for Hooked<H> {
         !self.hooks.is_deaf() && self.inner.heeds_masks()
     }
 
+    fn count_experts(&mut self, counts: bool) {
+        self.inner.count_experts(counts);
+    }
+
     fn expert_rows(&self) -> ExpertRows {
         self.inner.expert_rows()
     }

@@ -7,6 +7,7 @@ pub mod hooked;
 pub mod hosts;
 pub mod kept;
 pub mod spoil;
+pub mod sums;
 pub mod trace;
 
 use atom_base::{
@@ -53,6 +54,7 @@ pub struct Setup {
     pub step_trace: Option<PathBuf>,
     pub rank_restarts_max: u32,
     pub eos: Vec<TokenId>,
+    pub count_experts: bool,
 }
 
 /// What came of a request.
@@ -109,6 +111,7 @@ impl Default for Setup {
             step_trace: None,
             rank_restarts_max: 0,
             eos: Vec::new(),
+            count_experts: false,
         }
     }
 }
@@ -145,6 +148,7 @@ impl Setup {
             fail_on_eager: self.fail_on_eager,
             mask_threads: self.mask_threads,
             mask_wait: self.mask_wait,
+            count_experts: self.count_experts,
             poison: self.poison,
             spins: 0,
             patience: self.patience,

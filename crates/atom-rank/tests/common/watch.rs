@@ -218,6 +218,10 @@ impl Backend for Watch {
         self.inner.heeds_masks()
     }
 
+    fn count_experts(&mut self, counts: bool) {
+        self.inner.count_experts(counts);
+    }
+
     fn expert_rows(&self) -> ExpertRows {
         self.inner.expert_rows()
     }

@@ -12,8 +12,7 @@ use crate::params::Params;
 use crate::prompt::encode;
 use crate::server::{Server, unix_s};
 use atom_engine::Refusal;
-use atom_text::GrammarSource;
-use atom_text::{AnswerStart, TemplateInput};
+use atom_text::{AnswerStart, GrammarSource, Instead, TemplateInput};
 use serde_json::json;
 
 /// Everything that the prompt is made from, checked.
@@ -75,23 +74,26 @@ impl Conversation {
     }
 }
 
-/// Holds the answer to the calls that the request insists on: the one place where tools meet the grammar.
-/// Their arguments follow the schemas, whether `strict` or not.
+/// Holds the answer to the calls that the request insists on, and those that it may make to their schemas where one
+/// of them is `strict`: the one place where tools meet the grammar. With a format of the answer beside it,
+/// [`crate::constraint::compile`] has both.
 fn constrain_calls(server: &Server, work: &mut Work, tools: &Tools) -> Result<(), ApiError> {
     let offered = tools.offered();
-    let chosen = match tools.choice() {
+    let (chosen, instead, field) = match tools.choice() {
         ToolChoice::None => return Ok(()),
-        ToolChoice::Auto if tools.are_strict() => return Err(ApiError::StrictByChoice),
-        ToolChoice::Auto => return Ok(()),
-        ToolChoice::Required => &offered[..],
+        ToolChoice::Auto if !tools.are_strict() || work.params.constraint.is_some() => return Ok(()),
+        ToolChoice::Auto => (&offered[..], Instead::Text, "tools"),
+        ToolChoice::Required => (&offered[..], Instead::Nothing, "tool_choice"),
         ToolChoice::Named(name) => {
             let at = offered.iter().position(|tool| tool.name == *name);
-            std::slice::from_ref(&offered[at.expect("a named choice is one of the tools: checked when read")])
+            let at = at.expect("a named choice is one of the tools: checked when read");
+            (std::slice::from_ref(&offered[at]), Instead::Nothing, "tool_choice")
         }
     };
-    let grammar = work.reading.call_grammar(&server.text.tokenizer, chosen, tools.is_parallel());
-    let grammar = grammar.expect("tools are offered only where the format of calls is known");
-    constrain(server, work, "tool_choice", &GrammarSource::Lark(grammar))
+    let grammar = work.reading.grammar(&server.text.tokenizer, chosen, instead);
+    let grammar = grammar.map_err(|error| ApiError::Grammar { name: "tools".into(), error })?;
+    let grammar = grammar.expect("calls and text stand within any grammar");
+    constrain(server, work, field, &GrammarSource::Lark(grammar))
 }
 
 /// What is left of the context behind a prompt: the default of `max_tokens`.

@@ -7,7 +7,6 @@ use crate::error::ApiError;
 use crate::fields::wrong;
 use crate::server::Server;
 use serde_json::{Map, Value, json};
-use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// One message.
@@ -33,12 +32,19 @@ pub(crate) enum Turn {
 /// A call that the assistant made.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PastCall {
-    /// How the client spells the place of `id`.
-    pub(crate) place: String,
     pub(crate) id: String,
-    /// The tool's.
+    /// The tool's, as the model wrote it: it may name one that there is none of.
     pub(crate) name: String,
-    pub(crate) arguments: Map<String, Value>,
+    pub(crate) arguments: PastArguments,
+}
+
+/// What a call was made with.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum PastArguments {
+    Object(Map<String, Value>),
+    /// Text that is no object, as of an answer that was cut off. The model should see what it did, and an agent is
+    /// stuck if its own history is refused.
+    Broken(String),
 }
 
 /// How a template wants calls to be written; found out by rendering some.
@@ -74,12 +80,8 @@ impl History {
                 });
             }
             Turn::System(_) | Turn::User(_) => {}
+            // Models that number their calls may give one id twice; then the first answer is that of the first call.
             Turn::Assistant { calls, .. } => {
-                let mut ids: HashSet<&str> = self.waiting.iter().map(String::as_str).collect();
-                if let Some(call) = calls.iter().find(|call| !ids.insert(&call.id)) {
-                    let expected = "an id that no other call has which waits for its answer";
-                    return Err(wrong(&call.place, &call.id.as_str().into(), expected));
-                }
                 self.has_calls |= !calls.is_empty();
                 self.waiting.extend(calls.iter().map(|call| call.id.clone()));
             }
@@ -111,39 +113,35 @@ impl History {
     }
 }
 
-/// Reads the arguments of a call: the text of a JSON object. Small models write `"C:\dir"`; a backslash that
-/// begins no escape is taken as one. No text at all is no arguments.
-pub(crate) fn read_arguments(place: &str, text: &str) -> Result<Map<String, Value>, ApiError> {
-    if text.trim().is_empty() {
-        return Ok(Map::new());
+impl PastArguments {
+    /// Reads them: the text of a JSON object. Small models write `"C:\dir"`; a backslash that begins no escape is
+    /// taken as one. No text at all, and null, is no arguments.
+    pub(crate) fn read(text: &str) -> Self {
+        if text.trim().is_empty() {
+            return Self::Object(Map::new());
+        }
+        let parsed =
+            serde_json::from_str(text).or_else(|_| serde_json::from_str(&with_escaped_backslashes(text)));
+        match parsed {
+            Ok(Value::Object(arguments)) => Self::Object(arguments),
+            Ok(Value::Null) => Self::Object(Map::new()),
+            Ok(_) | Err(_) => Self::Broken(text.to_owned()),
+        }
     }
-    let parsed = serde_json::from_str(text).or_else(|error| {
-        serde_json::from_str(&with_escaped_backslashes(text)).map_err(|_| ApiError::BadField {
-            name: place.to_owned(),
-            found: format!("text that is no JSON ({error})"),
-            expected: "the JSON text of an object".into(),
-        })
-    });
-    match parsed? {
-        Value::Object(arguments) => Ok(arguments),
-        other => Err(ApiError::BadField {
-            name: place.to_owned(),
-            found: format!("the JSON text of {}", kind(&other)),
-            expected: "the JSON text of an object".into(),
-        }),
+
+    fn for_template(&self, style: CallStyle) -> Value {
+        let object = match self {
+            Self::Broken(text) if style.arguments_are_text => return text.as_str().into(),
+            // Most templates go through the members of an object.
+            Self::Broken(text) => json!({BROKEN: text}),
+            Self::Object(arguments) => Value::Object(arguments.clone()),
+        };
+        if style.arguments_are_text { object.to_string().into() } else { object }
     }
 }
 
-fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
-    }
-}
+/// What broken arguments are called in front of the model, where a name is needed.
+const BROKEN: &str = "unparsed_arguments";
 
 /// Doubles the backslashes that begin no escape of JSON.
 fn with_escaped_backslashes(text: &str) -> String {
@@ -204,12 +202,10 @@ fn message(turn: &Turn, name: Option<&str>, style: CallStyle) -> Value {
 }
 
 fn past_call(call: &PastCall, style: CallStyle) -> Value {
-    let arguments = Value::Object(call.arguments.clone());
-    let arguments = if style.arguments_are_text { arguments.to_string().into() } else { arguments };
     json!({
         "id": style.id(&call.id),
         "type": "function",
-        "function": {"name": call.name, "arguments": arguments},
+        "function": {"name": call.name, "arguments": call.arguments.for_template(style)},
     })
 }
 
@@ -269,8 +265,8 @@ mod tests {
     use super::*;
 
     fn call(id: &str) -> PastCall {
-        let arguments = json!({"x": [1, "é"]}).as_object().unwrap().clone();
-        PastCall { place: format!("place of {id}"), id: id.into(), name: "f".into(), arguments }
+        let arguments = PastArguments::read("{\"x\": [1, \"é\"]}");
+        PastCall { id: id.into(), name: "f".into(), arguments }
     }
 
     fn calls(ids: &[&str]) -> Turn {
@@ -302,15 +298,16 @@ mod tests {
             vec![user(), calls(&["a"]), answer("a"), user(), calls(&["a"]), answer("a")],
             vec![user(), calls(&["a"])],
             vec![answer("cut"), user(), calls(&["a"]), answer("a")],
+            vec![user(), calls(&["a", "a"]), answer("a"), answer("a"), user()],
+            vec![user(), calls(&["a"]), calls(&["a"]), answer("a"), answer("a")],
         ] {
             assert!(push_all(fine.clone()).is_ok(), "{fine:?}");
         }
-        let refused: [(Vec<Turn>, &[&str]); 5] = [
+        let refused: [(Vec<Turn>, &[&str]); 4] = [
             (vec![user(), calls(&["a", "b"]), answer("a"), user()], &["messages[3]", "missing: b"]),
             (vec![user(), calls(&["a"]), answer("c")], &["answer c", "\"c\"", ": a"]),
             (vec![user(), calls(&["a"]), answer("a"), answer("a")], &["answer a", "none waits"]),
-            (vec![user(), calls(&["a", "a"])], &["place of a", "no other call"]),
-            (vec![user(), calls(&["a"]), calls(&["a"])], &["place of a"]),
+            (vec![user(), calls(&["a", "a"]), answer("a"), user()], &["messages[3]", "missing: a"]),
         ];
         for (turns, words) in refused {
             let error = push_all(turns.clone()).unwrap_err();
@@ -344,27 +341,28 @@ mod tests {
 
     #[test]
     fn arguments_are_the_text_of_an_object_and_stray_backslashes_are_letters() {
-        let read =
-            |text: &str| read_arguments("a", text).map(Value::Object).map_err(|error| error.to_string());
         for (text, value) in [
             ("", json!({})),
             (" ", json!({})),
             ("{}", json!({})),
+            ("null", json!({})),
             (r#"{"a": {"b": "{\"c\": 1}"}}"#, json!({"a": {"b": "{\"c\": 1}"}})),
             (r#"{"p": "C:\dir\new"}"#, json!({"p": "C:\\dir\new"})),
             (r#"{"p": "\u12 é\é"}"#, json!({"p": "\\u12 é\\é"})),
         ] {
-            assert_eq!(read(text), Ok(value), "{text}");
+            let PastArguments::Object(read) = PastArguments::read(text) else { panic!("{text}") };
+            assert_eq!(Value::Object(read), value, "{text}");
         }
-        for (text, words) in [
-            ("[1]", "the JSON text of a list"),
-            ("null", "the JSON text of null"),
-            ("\"{}\"", "the JSON text of a string"),
-            ("{\"a\": ", "no JSON (EOF"),
-            ("{} {}", "trailing"),
-        ] {
-            let error = read(text).unwrap_err();
-            assert!(error.contains(words) && error.contains("an object"), "{text}: {error}");
+    }
+
+    #[test]
+    fn arguments_of_an_answer_that_was_cut_come_back_as_the_model_wrote_them() {
+        for text in ["[1]", "\"{}\"", "{\"a\": ", "{} {}"] {
+            let arguments = PastArguments::read(text);
+            assert_eq!(arguments, PastArguments::Broken(text.into()));
+            assert_eq!(arguments.for_template(CallStyle::default()), json!({"unparsed_arguments": text}));
+            let style = CallStyle { arguments_are_text: true, ..CallStyle::default() };
+            assert_eq!(arguments.for_template(style), json!(text));
         }
     }
 }

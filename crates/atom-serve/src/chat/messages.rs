@@ -1,7 +1,7 @@
 //! The messages of a chat completion, as OpenAI's clients send them and send them back.
 
-use super::history::{History, PastCall, Turn, read_arguments};
-use super::tools::{is_tool_name, tool_name_rule};
+use super::history::{History, PastArguments, PastCall, Turn};
+use super::tools::past_tool_name;
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 use atom_text::flatten_content;
@@ -112,7 +112,6 @@ fn read_call(place: &str, item: Value) -> Result<PastCall, ApiError> {
         name: fields.name("id"),
         expected: "it is how the tool's answer names the call",
     })?;
-    let id_place = fields.name("id");
     // Left over from the chunks of a stream.
     fields.integer("index", 0, i64::from(u32::MAX))?;
     let place = fields.name("function");
@@ -126,15 +125,12 @@ fn read_call(place: &str, item: Value) -> Result<PastCall, ApiError> {
         name: fields.name("name"),
         expected: "it is the tool that was called",
     })?;
-    if !is_tool_name(&name) {
-        return Err(wrong(&fields.name("name"), &name.into(), tool_name_rule()));
-    }
-    let text = fields.string("arguments")?.unwrap_or_default();
-    let arguments = read_arguments(&fields.name("arguments"), &text)?;
+    let name = past_tool_name(name, &fields.name("name"))?;
+    let arguments = PastArguments::read(&fields.string("arguments")?.unwrap_or_default());
     // The arguments once more, as the Python client parsed them.
     fields.take("parsed_arguments");
     fields.finish()?;
-    Ok(PastCall { place: id_place, id, name, arguments })
+    Ok(PastCall { id, name, arguments })
 }
 
 const ROLES: &str = "one of \"system\", \"developer\", \"user\", \"assistant\" and \"tool\"";

@@ -147,12 +147,21 @@ impl ToolList {
 }
 
 /// The rule of the OpenAI API; formats rely on it where a name stands between markers.
-pub(crate) fn is_tool_name(name: &str) -> bool {
+fn is_tool_name(name: &str) -> bool {
     (1..=TOOL_NAME_BYTES_MAX).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
 }
 
-pub(crate) fn tool_name_rule() -> String {
+/// The name in a call of an earlier answer: as the model wrote it, who may have made one up.
+pub(crate) fn past_tool_name(name: String, place: &str) -> Result<String, ApiError> {
+    if (1..=PAST_NAME_BYTES_MAX).contains(&name.len()) && !name.contains(char::is_control) {
+        return Ok(name);
+    }
+    let expected = format!("1 to {PAST_NAME_BYTES_MAX} bytes without control characters");
+    Err(wrong(place, &name.into(), expected))
+}
+
+fn tool_name_rule() -> String {
     format!("1 to {TOOL_NAME_BYTES_MAX} of the letters a-z and A-Z, digits, '_' and '-'")
 }
 
@@ -249,6 +258,9 @@ pub(crate) fn refuse_older_fields(fields: &mut Fields) -> Result<(), ApiError> {
 
 const CHOICES: &str =
     "\"none\", \"auto\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": ..}}";
+
+/// What the parsers of answers take for a name at the most.
+const PAST_NAME_BYTES_MAX: usize = 512;
 
 /// Names that an error lists; with more it would be a page.
 const NAMES_SHOWN_MAX: usize = 16;

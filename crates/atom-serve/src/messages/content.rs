@@ -1,8 +1,8 @@
 //! The conversation: messages made of content blocks, read into the turns that a chat has too.
 
 use super::signature;
-use crate::chat::history::{History, PastCall, Turn};
-use crate::chat::tools::{is_tool_name, tool_name_rule};
+use crate::chat::history::{History, PastArguments, PastCall, Turn};
+use crate::chat::tools::past_tool_name;
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 use serde_json::{Value, json};
@@ -183,17 +183,13 @@ fn read_call(fields: &mut Fields) -> Result<PastCall, ApiError> {
     fields.refuse_unless("caller", "no code runs on this server", |value| {
         *value == json!({"type": "direct"})
     })?;
-    let place = fields.name("id");
     let id = fields.required_string("id", "it is the one that the answer gave to the call")?;
-    let name = fields.required_string("name", "it is the tool's")?;
-    if !is_tool_name(&name) {
-        return Err(wrong(&fields.name("name"), &name.into(), tool_name_rule()));
-    }
+    let name = past_tool_name(fields.required_string("name", "it is the tool's")?, &fields.name("name"))?;
     let arguments = fields.object("input")?.ok_or_else(|| ApiError::Missing {
         name: fields.name("input"),
         expected: "send the object that came with the block",
     })?;
-    Ok(PastCall { place, id, name, arguments })
+    Ok(PastCall { id, name, arguments: PastArguments::Object(arguments) })
 }
 
 fn read_result(fields: &mut Fields) -> Result<Block, ApiError> {

@@ -3,8 +3,8 @@
 //! What one answer consists of here are several items in a row: reasoning, messages and calls. They are one
 //! turn of the assistant.
 
-use crate::chat::history::{History, PastCall, Turn, read_arguments};
-use crate::chat::tools::{is_tool_name, tool_name_rule};
+use crate::chat::history::{History, PastArguments, PastCall, Turn};
+use crate::chat::tools::past_tool_name;
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 use serde_json::{Value, json};
@@ -211,17 +211,13 @@ fn read_texts(fields: &mut Fields, name: &str, kind: &str) -> Result<Vec<String>
 }
 
 fn read_call(fields: &mut Fields) -> Result<PastCall, ApiError> {
-    let place = fields.name("call_id");
     let id = fields.required_string("call_id", "it is how the tool's answer names the call")?;
     let name = fields.required_string("name", "it is the function that was called")?;
-    if !is_tool_name(&name) {
-        return Err(wrong(&fields.name("name"), &name.into(), tool_name_rule()));
-    }
-    let text = fields.string("arguments")?.unwrap_or_default();
-    let arguments = read_arguments(&fields.name("arguments"), &text)?;
+    let name = past_tool_name(name, &fields.name("name"))?;
+    let arguments = PastArguments::read(&fields.string("arguments")?.unwrap_or_default());
     // The arguments once more, as the Python client parsed them.
     fields.take("parsed_arguments");
-    Ok(PastCall { place, id, name, arguments })
+    Ok(PastCall { id, name, arguments })
 }
 
 fn refused_kind(fields: &Fields, kind: String) -> ApiError {

@@ -130,7 +130,8 @@ fn said_by_deltas(events: &[(String, Value)]) -> Said {
 /// read now and then.
 fn play(request: &Request) -> Vec<Play> {
     let mut draws = Draws { seed: fnv1a_64(FNV_64, request.prompt.iter().copied()), at: 0 };
-    let mut text = String::new();
+    // Thoughts open an answer; elsewhere the tag is quoted.
+    let mut text = String::from(draws.pick(&["", "<think>"]));
     for _ in 0..draws.below(8) {
         match draws.below(4) {
             0 => text.push_str(CALL),

@@ -208,9 +208,14 @@ async fn what_is_not_kept_or_not_built_is_refused_by_name() {
         (item(json!({"role": "king", "content": "x"})), "input[0].role", &["\"king\""]),
         (item(json!({"role": "user"})), "input[0].content", &["missing"]),
         (
-            item(json!({"type": "function_call", "call_id": "c", "name": "f", "arguments": "[1]"})),
+            item(json!({"type": "function_call", "call_id": "c", "name": "f", "arguments": [1]})),
             "input[0].arguments",
-            &["an object"],
+            &["a string"],
+        ),
+        (
+            item(json!({"type": "function_call", "call_id": "c", "name": "a\nb", "arguments": "{}"})),
+            "input[0].name",
+            &["control characters"],
         ),
         (
             part(json!({"type": "input_image", "image_url": "data:"})),

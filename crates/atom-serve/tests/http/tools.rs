@@ -201,6 +201,31 @@ async fn past_calls_and_their_answers_reach_the_template() {
     );
 }
 
+/// An agent whose model was cut off, or called what there is none of, has to be able to go on.
+#[tokio::test]
+async fn calls_that_went_wrong_reach_the_template_as_the_model_made_them() {
+    let site = site("ok").await;
+    let call = |name: &str, arguments: &str| json!({"id": "functions.x:0", "type": "function", "function": {"name": name, "arguments": arguments}});
+    let answer = |text: &str| json!({"role": "tool", "tool_call_id": "functions.x:0", "content": text});
+    let body = json!({"tools": [weather()], "messages": [
+        {"role": "user", "content": "weather?"},
+        {"role": "assistant", "tool_calls": [call("weather", "{\"city\": \"Be"), call("get the weather!", "[1]")]},
+        answer("no JSON"), answer("no such tool"),
+        {"role": "user", "content": "again"},
+    ]});
+    let response = site.post(CHAT, &body).await;
+    assert_eq!(response.status, 200, "{}", response.text());
+    let rendered = prompt(&site, 0);
+    for words in [
+        "<tool_call>weather unparsed_arguments=\"{\\\"city\\\": \\\"Be\"</tool_call>",
+        "<tool_call>get the weather! unparsed_arguments=\"[1]\"</tool_call>",
+        "\nno JSON<|im_end|>",
+        "\nno such tool<|im_end|>",
+    ] {
+        assert!(rendered.contains(words), "no {words:?} in {rendered}");
+    }
+}
+
 #[tokio::test]
 async fn an_answer_can_be_sent_back_as_it_came() {
     let site = site("<think>Let me see.</think>One moment.<tool_call>{\"name\": \"weather\", \"arguments\": {}}</tool_call>").await;
@@ -229,7 +254,7 @@ async fn reasoning_is_told_apart_and_counted() {
         ("<think></think>because", json!({"content": "because"}), 1),
         ("because", json!({"content": "because"}), 0),
         ("<think>never done", json!({"content": "", "reasoning_content": "never done"}), 10),
-        ("<think>a</think>b<think>c</think>d", json!({"content": "bd", "reasoning_content": "ac"}), 4),
+        ("<think>a</think>\n<think>c</think>d", json!({"content": "d", "reasoning_content": "ac"}), 4),
     ];
     for (text, mut message, tokens) in cases {
         let site = site(text).await;

@@ -1,6 +1,7 @@
 //! What every format of tool calls is to the parser: an automaton that reads characters.
 
 use super::{AnswerPart, Tool};
+use std::collections::HashSet;
 use std::fmt::Debug;
 
 /// Reads the calls of one format, from the character after an opening marker on.
@@ -33,6 +34,8 @@ pub(super) enum Step {
 pub(super) struct Sink<'a> {
     pub(super) out: &'a mut Vec<AnswerPart>,
     pub(super) calls: &'a mut u32,
+    /// Those that the model gave to calls of this answer.
+    pub(super) ids: &'a mut HashSet<String>,
     pub(super) tools: &'a [Tool],
 }
 
@@ -54,6 +57,8 @@ impl Sink<'_> {
     }
 
     pub(super) fn call(&mut self, name: &str, id: Option<&str>) {
+        // Models number their calls, and some always with 0: an id that came before is none.
+        let id = id.filter(|id| self.ids.insert((*id).to_owned()));
         self.out.push(AnswerPart::Call {
             index: *self.calls,
             id: id.map(str::to_owned),

@@ -1,86 +1,119 @@
-//! The calls of a format as a grammar, for answers that must be calls.
+//! Answers as grammars: calls that must come, calls that may come, and formats behind thoughts or beside calls.
 //!
 //! The text is Lark as llguidance reads it (`docs/syntax.md` of guidance-ai/llguidance): JSON schemas stand
 //! inline as `%json {..}`, special tokens by name as `<|name|>` or by number as `<[7]>`, and text up to a
-//! marker is a rule with that marker as its `suffix`.
+//! marker is a rule with that marker as its `suffix`, or a lazy one.
 
-use super::{AnswerStart, Dialect, Tool, ToolFormat};
-use crate::Tokenizer;
+use super::{AnswerStart, Dialect, ReasoningFormat, Tool, ToolFormat};
+use crate::grammar::{GrammarSource, check_schema, regex_literal, with_options};
+use crate::{TextError, Tokenizer};
 use serde_json::{Map, Value, json};
 
 mod tags;
 
-impl Dialect {
-    /// The grammar of an answer that is one call of one of these tools, or of several calls if `parallel`.
-    /// Markers that look like special tokens (`<|name|>`) are written as such, and reasoning may come before.
-    pub fn call_grammar(&self, format: ToolFormat, tools: &[Tool], parallel: bool) -> String {
-        let by_shape = |marker: &str| {
-            let is_special = (marker.starts_with("<|") && marker.ends_with("|>"))
-                || (marker.starts_with("<｜") && marker.ends_with("｜>"));
-            is_special.then(|| marker.to_owned())
-        };
-        self.grammar(format, tools, parallel, AnswerStart::Content, &by_shape)
-    }
+/// The calls that an answer may make.
+#[derive(Clone, Copy, Debug)]
+pub struct Calls<'a> {
+    /// How they are written.
+    pub format: ToolFormat,
+    /// Which functions, with arguments of their schemas, whether `strict` or not.
+    pub tools: &'a [Tool],
+    /// Several, one behind the other.
+    pub parallel: bool,
+}
 
-    /// The same for one tokenizer: its own special tokens are written by number, all other markers as text.
-    /// `start` says whether the prompt has opened reasoning, which then has to be closed first.
-    pub fn call_grammar_for(
+/// What an answer may be instead of calls.
+#[derive(Clone, Copy, Debug)]
+pub enum Instead<'a> {
+    /// Nothing: it must call.
+    Nothing,
+    /// Any text, with calls behind it or without.
+    Text,
+    /// A text of this format.
+    Format(&'a GrammarSource),
+}
+
+impl Dialect {
+    /// The grammar of an answer; reasoning may come before, and has to be closed first if the prompt has opened it
+    /// (`start`). The tokenizer's own special tokens are written by number, all other markers as text.
+    ///
+    /// `None`: a format that is a whole grammar by itself and can't stand within another one.
+    ///
+    /// # Errors
+    /// A schema that no answer can follow, with the tool's name.
+    pub fn answer_grammar(
         &self,
         tokenizer: &Tokenizer,
         start: AnswerStart,
-        format: ToolFormat,
-        tools: &[Tool],
-        parallel: bool,
-    ) -> String {
+        calls: Option<Calls<'_>>,
+        instead: Instead<'_>,
+    ) -> Result<Option<String>, TextError> {
         let by_number = |marker: &str| {
             let id = tokenizer.id_of(marker).filter(|&id| tokenizer.is_special(id))?;
             Some(format!("<[{id}]>"))
         };
-        self.grammar(format, tools, parallel, start, &by_number)
+        self.grammar(start, calls, instead, &by_number)
     }
 
     fn grammar(
         &self,
-        format: ToolFormat,
-        tools: &[Tool],
-        parallel: bool,
         start: AnswerStart,
+        calls: Option<Calls<'_>>,
+        instead: Instead<'_>,
         special: &dyn Fn(&str) -> Option<String>,
-    ) -> String {
+    ) -> Result<Option<String>, TextError> {
         let mut lark = Lark { special, rules: Vec::new() };
-        let thought = self.thought(format, start, &mut lark);
-        let calls: Vec<String> = tools
-            .iter()
-            .enumerate()
-            .map(|(at, tool)| {
-                let call = lark.call(format, at, tool);
-                lark.rule(&format!("call_{at}"), &call)
-            })
-            .collect();
-        lark.rule("call", &calls.join(" | "));
-        let frame = Frame::of(format);
-        // Harmony ends an answer with a call.
-        let many = match lark.text(frame.between) {
-            _ if !parallel || format == ToolFormat::Harmony => String::new(),
-            between if between.is_empty() => " call*".to_owned(),
-            between => format!(" ({between} call)*"),
+        let answer = match instead {
+            Instead::Nothing | Instead::Text => None,
+            Instead::Format(source) => match source.rule()? {
+                Some(rule) => Some(lark.rule("answer", &rule)),
+                None => return Ok(None),
+            },
         };
-        let [open, close] = [frame.open, frame.close].map(|markers| lark.markers(markers));
-        let all = [thought, open, format!("call{many}"), close];
-        let all = all.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ");
-        let mut text = format!("start: {all}\n");
+        let thought = match instead {
+            // Such a text may begin like a thought.
+            Instead::Format(GrammarSource::Regex(_) | GrammarSource::Choice(_))
+                if start == AnswerStart::Content && !self.is_harmony() =>
+            {
+                String::new()
+            }
+            _ => self.thought(start, &mut lark),
+        };
+        let mut options = Vec::new();
+        if let Some(answer) = answer {
+            options.push(self.said(&answer, &mut lark));
+        }
+        if let Some(calls) = calls {
+            for tool in calls.tools {
+                check_schema(&tool.parameters).map_err(|reason| TextError::Grammar {
+                    kind: "JSON schema",
+                    reason: format!("parameters of {:?}: {reason}", tool.name),
+                })?;
+            }
+            let is_text = matches!(instead, Instead::Text);
+            options.extend(self.calls(calls, is_text, &mut lark));
+        }
+        let all = match &options[..] {
+            [one] => one.clone(),
+            _ => format!("({})", options.join(" | ")),
+        };
+        let space = if thought.is_empty() { "" } else { " " };
+        let mut text = format!("start: {thought}{space}{all}\n");
         for (name, body) in &lark.rules {
             text.push_str(&format!("{name}: {body}\n"));
         }
-        text
+        Ok(Some(text))
     }
 
-    /// What may come before calls.
-    fn thought(&self, format: ToolFormat, start: AnswerStart, lark: &mut Lark<'_>) -> String {
-        let is_harmony = format == ToolFormat::Harmony;
+    fn is_harmony(&self) -> bool {
+        self.reasoning == Some(ReasoningFormat::Harmony) || self.tools == Some(ToolFormat::Harmony)
+    }
+
+    /// What may come before everything else.
+    fn thought(&self, start: AnswerStart, lark: &mut Lark<'_>) -> String {
         let tags = self.reasoning.and_then(|reasoning| reasoning.tags());
         let (open, close, after) = match tags {
-            _ if is_harmony => (
+            _ if self.is_harmony() => (
                 lark.markers(&["<|channel|>", "analysis", "<|message|>"]),
                 "<|end|>",
                 lark.markers(&["<|start|>", "assistant"]),
@@ -95,11 +128,73 @@ impl Dialect {
         };
         lark.rule("thought", &format!("{rest} {after}")) + optional
     }
+
+    /// A text for the reader.
+    fn said(&self, text: &str, lark: &mut Lark<'_>) -> String {
+        if !self.is_harmony() {
+            return text.to_owned();
+        }
+        format!("{} {text}", lark.markers(&["<|channel|>", "final", "<|message|>"]))
+    }
+
+    /// Calls, and any text before or instead of them if `is_text`.
+    fn calls(&self, calls: Calls<'_>, is_text: bool, lark: &mut Lark<'_>) -> Vec<String> {
+        let Calls { format, tools, parallel } = calls;
+        let bodies: Vec<String> = tools
+            .iter()
+            .enumerate()
+            .map(|(at, tool)| {
+                let call = lark.call(format, at, tool);
+                lark.rule(&format!("call_{at}"), &call)
+            })
+            .collect();
+        lark.rule("call", &bodies.join(" | "));
+        let frame = Frame::of(format);
+        let opening = lark.markers(frame.opening);
+        let next = if frame.is_section { String::new() } else { opening.clone() };
+        // Harmony ends an answer with a call.
+        let many = if parallel && format != ToolFormat::Harmony {
+            let parts = [lark.text(frame.between), next, "call".to_owned()];
+            format!("({})*", spaced(&parts))
+        } else {
+            String::new()
+        };
+        let rest = [lark.markers(frame.open), "call".into(), many, lark.markers(frame.close)];
+        let rest = spaced(&rest);
+        if !is_text {
+            return vec![spaced(&[opening, rest])];
+        }
+        match format {
+            ToolFormat::Harmony => vec![self.said(ANY_TEXT, lark), spaced(&[opening, rest])],
+            ToolFormat::Llama3Json => vec![rest, lark.other_than_objects(format)],
+            _ => {
+                let without = self.excluded(format);
+                let (before, after) = lark.up_to(frame.opening, &without);
+                vec![lark.without(frame.opening, &without), spaced(&[before, after, rest])]
+            }
+        }
+    }
+
+    /// As patterns: what text may not hold that stands before calls or instead of them.
+    fn excluded(&self, format: ToolFormat) -> Vec<String> {
+        let opening = Frame::of(format).opening.concat();
+        let others = format.openings().iter().filter(|other| **other != opening);
+        let mut without: Vec<String> =
+            others.map(|other| format!("(?s:.*){}(?s:.*)", regex_literal(other))).collect();
+        // That would be a thought, in which calls are none.
+        let tags = self.reasoning.and_then(|reasoning| reasoning.tags());
+        without.extend(tags.map(|(open, _)| format!("[ \\n\\r\\t]*{}(?s:.*)", regex_literal(open))));
+        without
+    }
 }
 
 /// What stands around and between the calls of a format. At one place, no text may be the beginning of
 /// another one: llguidance takes the longer one as soon as it may be meant.
 struct Frame {
+    /// What tells calls from text: in front of each of them, or of the section that they stand in.
+    opening: &'static [&'static str],
+    is_section: bool,
+    /// Behind the opening of a section.
     open: &'static [&'static str],
     between: &'static str,
     close: &'static [&'static str],
@@ -107,19 +202,31 @@ struct Frame {
 
 impl Frame {
     fn of(format: ToolFormat) -> Self {
-        let (open, between, close): (&[_], _, &[_]) = match format {
-            ToolFormat::Hermes | ToolFormat::Qwen3Coder | ToolFormat::Glm45 => (&[], "\n", &[]),
-            ToolFormat::Llama3Json => (&[], "; ", &[]),
-            ToolFormat::Mistral | ToolFormat::Harmony => (&[], "", &[]),
-            ToolFormat::DeepseekV3 => (&["<｜tool▁calls▁begin｜>"], "\n", &["<｜tool▁calls▁end｜>"]),
-            ToolFormat::DeepseekV31 => (&["<｜tool▁calls▁begin｜>"], "", &["<｜tool▁calls▁end｜>"]),
-            ToolFormat::KimiK2 => (&["<|tool_calls_section_begin|>"], "", &["<|tool_calls_section_end|>"]),
-            ToolFormat::DeepseekV4 => {
-                (&["<", "｜DSML｜", "tool_calls>\n"], "", &["</", "｜DSML｜", "tool_calls>"])
+        let each = |opening, between| Self { opening, is_section: false, open: &[], between, close: &[] };
+        let section =
+            |opening, open, between, close| Self { opening, is_section: true, open, between, close };
+        match format {
+            ToolFormat::Hermes | ToolFormat::Qwen3Coder | ToolFormat::Glm45 => each(&["<tool_call>"], "\n"),
+            ToolFormat::Llama3Json => each(&[], "; "),
+            ToolFormat::Mistral => each(&["[TOOL_CALLS]"], ""),
+            ToolFormat::Harmony => each(&["<|channel|>"], ""),
+            ToolFormat::DeepseekV3 => {
+                section(&["<｜tool▁calls▁begin｜>"], &[], "\n", &["<｜tool▁calls▁end｜>"])
             }
-            ToolFormat::MinimaxM2 => (&["<minimax:tool_call>", "\n"], "\n", &["\n", "</minimax:tool_call>"]),
-        };
-        Self { open, between, close }
+            ToolFormat::DeepseekV31 => {
+                section(&["<｜tool▁calls▁begin｜>"], &[], "", &["<｜tool▁calls▁end｜>"])
+            }
+            ToolFormat::KimiK2 => {
+                section(&["<|tool_calls_section_begin|>"], &[], "", &["<|tool_calls_section_end|>"])
+            }
+            ToolFormat::DeepseekV4 => {
+                let close = &["</", "｜DSML｜", "tool_calls>"];
+                section(&["<", "｜DSML｜", "tool_calls>"], &["\n"], "", close)
+            }
+            ToolFormat::MinimaxM2 => {
+                section(&["<minimax:tool_call>"], &["\n"], "\n", &["\n", "</minimax:tool_call>"])
+            }
+        }
     }
 }
 
@@ -156,8 +263,38 @@ impl Lark<'_> {
         }
     }
 
+    /// Any text up to an opening that is made of these parts, and what of the opening comes behind it; nothing that
+    /// matches `without`.
+    fn up_to(&mut self, opening: &[&str], without: &[String]) -> (String, String) {
+        let at = opening.iter().position(|part| (self.special)(part).is_some()).unwrap_or(opening.len());
+        let (text, rest) = opening.split_at(at);
+        let pattern = format!("/(?s:.*){}/", regex_literal(&text.concat()));
+        self.rules.push(("BEFORE".into(), and_not(&pattern, without)));
+        // Up to a text it is lazy; up to a token it can't be too long.
+        let name = if rest.is_empty() { "before[lazy]" } else { "before" };
+        (self.rule(name, "BEFORE"), self.markers(rest))
+    }
+
+    /// Any text without such an opening.
+    fn without(&mut self, opening: &[&str], without: &[String]) -> String {
+        let mut without = without.to_vec();
+        if opening.iter().all(|part| (self.special)(part).is_none()) {
+            without.push(format!("(?s:.*){}(?s:.*)", regex_literal(&opening.concat())));
+        }
+        self.rules.push(("TEXT".into(), and_not("/(?s:.*)/", &without)));
+        self.rule("text", "TEXT")
+    }
+
+    /// Any text that begins with no object, where such a one is a call.
+    fn other_than_objects(&mut self, format: ToolFormat) -> String {
+        let tags = format.openings().iter().map(|tag| format!("(?s:.*){}(?s:.*)", regex_literal(tag)));
+        let pattern = "/[ \\n\\r\\t]*([^{ \\n\\r\\t](?s:.*))?/";
+        self.rules.push(("TEXT".into(), and_not(pattern, &tags.collect::<Vec<_>>())));
+        self.rule("text", "TEXT")
+    }
+
     fn json(&self, schema: &Value) -> String {
-        format!("%json {schema}")
+        format!("%json {}", with_options(schema))
     }
 
     /// One call of one tool.
@@ -171,11 +308,10 @@ impl Lark<'_> {
         match format {
             ToolFormat::Hermes => {
                 let object = whole(self, "arguments");
-                let [open, close] = ["<tool_call>", "</tool_call>"].map(|tag| self.markers(&[tag]));
-                format!("{open} \"\\n\" {object} \"\\n\" {close}")
+                format!("\"\\n\" {object} \"\\n\" {}", self.markers(&["</tool_call>"]))
             }
             ToolFormat::Llama3Json => whole(self, "parameters"),
-            ToolFormat::Mistral => format!("{} {arguments}", self.markers(&["[TOOL_CALLS]", name, "[ARGS]"])),
+            ToolFormat::Mistral => format!("{} {arguments}", self.markers(&[name, "[ARGS]"])),
             ToolFormat::DeepseekV3 => {
                 let head = ["<｜tool▁call▁begin｜>", "function", "<｜tool▁sep｜>", name, "\n```json\n"];
                 let end = ["\n```", "<｜tool▁call▁end｜>"];
@@ -193,7 +329,7 @@ impl Lark<'_> {
             }
             ToolFormat::Harmony => {
                 let to = format!("commentary to=functions.{name} ");
-                let head = ["<|channel|>", &to, "<|constrain|>", "json", "<|message|>"];
+                let head = [&to, "<|constrain|>", "json", "<|message|>"];
                 format!("{} {arguments}", self.markers(&head))
             }
             ToolFormat::Qwen3Coder | ToolFormat::Glm45 | ToolFormat::MinimaxM2 | ToolFormat::DeepseekV4 => {
@@ -224,6 +360,15 @@ fn object_of(tool: &Tool, key: &str) -> Value {
         "additionalProperties": false,
     });
     with_definitions(object, definitions)
+}
+
+fn spaced(parts: &[String]) -> String {
+    parts.iter().filter(|part| !part.is_empty()).cloned().collect::<Vec<_>>().join(" ")
+}
+
+/// A terminal that matches `pattern` and none of the others.
+fn and_not(pattern: &str, without: &[String]) -> String {
+    without.iter().fold(pattern.to_owned(), |all, without| format!("{all} & ~/{without}/"))
 }
 
 /// Any text, line breaks too.

@@ -221,7 +221,8 @@ mod tests {
         ];
         for (schema, text, expected) in cases {
             let (mut out, mut calls) = (Vec::new(), 1);
-            let mut sink = Sink { out: &mut out, calls: &mut calls, tools: &[] };
+            let mut ids = Default::default();
+            let mut sink = Sink { out: &mut out, calls: &mut calls, ids: &mut ids, tools: &[] };
             let mut parameters = Parameters::default();
             parameters.begin("k", Kind::of(&schema), &mut sink);
             text.chars().for_each(|c| parameters.push(c, &mut sink));
@@ -237,7 +238,8 @@ mod tests {
     fn text_is_escaped_as_json_escapes_it() {
         let text = "a\"b\\c\nd\r\t\u{0}\u{1f}\u{7f}é城🦀</x>";
         let (mut out, mut calls) = (Vec::new(), 1);
-        let mut sink = Sink { out: &mut out, calls: &mut calls, tools: &[] };
+        let mut ids = Default::default();
+        let mut sink = Sink { out: &mut out, calls: &mut calls, ids: &mut ids, tools: &[] };
         let mut parameters = Parameters::default();
         parameters.begin("k", Kind::Text, &mut sink);
         text.chars().for_each(|c| parameters.push(c, &mut sink));

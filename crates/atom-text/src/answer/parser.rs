@@ -4,6 +4,7 @@ use super::format::{Format, Sink, Step};
 use super::harmony::Harmony;
 use super::marker::{MarkerScan, Scan};
 use super::{AnswerPart, AnswerStart, Dialect, ReasoningFormat, Tool, ToolFormat};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Cuts the text of one choice into parts.
@@ -19,15 +20,18 @@ pub struct AnswerParser {
     blanks: Blanks,
     /// Nothing but white space came since the beginning, the end of reasoning or a call.
     is_first: bool,
+    /// Content that has begun goes on to the end of the answer.
+    is_whole: bool,
     scan: MarkerScan,
     attempt: Option<Attempt>,
     /// Characters to read again, the next one last.
     again: Vec<char>,
     calls: u32,
+    ids: HashSet<String>,
 }
 
 /// The markers that mean something, by place.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct MarkerSets {
     /// Where nothing was said yet.
     first: Vec<&'static str>,
@@ -91,11 +95,20 @@ impl AnswerParser {
             is_reasoning,
             blanks,
             is_first: true,
+            is_whole: false,
             scan: MarkerScan::default(),
             attempt: None,
             again: Vec::new(),
             calls: 0,
+            ids: HashSet::new(),
         }
+    }
+
+    /// An answer that is content of a format once it has begun, whatever markers that holds: as part of a JSON string,
+    /// a tag is a text. Harmony's messages say by themselves what is content.
+    pub fn with_whole_content(mut self) -> Self {
+        self.is_whole = true;
+        self
     }
 
     /// True while what comes next is reasoning, unless a marker ends it.
@@ -111,7 +124,7 @@ impl AnswerParser {
     /// Reads the next piece of the answer and appends what is certain after it.
     pub fn push(&mut self, delta: &str, out: &mut Vec<AnswerPart>) {
         if let Some(harmony) = &mut self.harmony {
-            let mut sink = Sink { out, calls: &mut self.calls, tools: &self.tools };
+            let mut sink = Sink { out, calls: &mut self.calls, ids: &mut self.ids, tools: &self.tools };
             delta.chars().for_each(|c| harmony.push(c, &mut sink));
             return;
         }
@@ -142,11 +155,11 @@ impl AnswerParser {
     /// The end of the answer: closes the open call, and gives out what was held back.
     pub fn finish(&mut self, out: &mut Vec<AnswerPart>) {
         if let Some(mut harmony) = self.harmony.take() {
-            harmony.finish(&mut Sink { out, calls: &mut self.calls, tools: &self.tools });
+            harmony.finish(&mut Sink { out, calls: &mut self.calls, ids: &mut self.ids, tools: &self.tools });
             return;
         }
         while let Some(mut attempt) = self.attempt.take() {
-            let mut sink = Sink { out, calls: &mut self.calls, tools: &self.tools };
+            let mut sink = Sink { out, calls: &mut self.calls, ids: &mut self.ids, tools: &self.tools };
             if !attempt.format.finish(&mut sink) {
                 if attempt.marker_bytes == 0 {
                     self.leave();
@@ -218,7 +231,9 @@ impl AnswerParser {
             attempt.raw.push(c);
         }
         let calls = self.calls;
-        let step = attempt.format.push(c, &mut Sink { out, calls: &mut self.calls, tools: &self.tools });
+        let step = attempt
+            .format
+            .push(c, &mut Sink { out, calls: &mut self.calls, ids: &mut self.ids, tools: &self.tools });
         if self.calls != calls {
             attempt.settle(false);
             self.is_reasoning = false;
@@ -277,6 +292,9 @@ impl AnswerParser {
             }
         } else {
             self.is_first = false;
+            if self.is_whole && !self.is_reasoning {
+                self.markers = MarkerSets::default();
+            }
         }
         let blanks = std::mem::replace(&mut self.blanks, Blanks::Keep);
         if let Blanks::Hold { held, .. } = blanks {
@@ -289,7 +307,7 @@ impl AnswerParser {
     }
 
     fn emit(&mut self, text: &str, out: &mut Vec<AnswerPart>) {
-        let mut sink = Sink { out, calls: &mut self.calls, tools: &self.tools };
+        let mut sink = Sink { out, calls: &mut self.calls, ids: &mut self.ids, tools: &self.tools };
         if self.is_reasoning {
             sink.reasoning(text);
         } else {
@@ -302,13 +320,14 @@ impl MarkerSets {
     fn new(reasoning: Option<ReasoningFormat>, format: Option<ToolFormat>) -> Self {
         let tags = reasoning.and_then(ReasoningFormat::tags);
         let openings = format.map_or(&[][..], ToolFormat::openings);
-        let content: Vec<_> = tags.iter().map(|(open, _)| *open).chain(openings.iter().copied()).collect();
+        // In the middle of a text an opening tag is quoted: models think before they speak or call.
+        let content = openings.to_vec();
         let mut in_reasoning: Vec<_> = tags.iter().map(|(_, close)| *close).collect();
         // Kimi calls tools without closing its reasoning before. Elsewhere a call in reasoning is a thought.
         if reasoning == Some(ReasoningFormat::KimiK2) {
             in_reasoning.extend(openings);
         }
-        let mut first = content.clone();
+        let mut first: Vec<_> = tags.iter().map(|(open, _)| *open).chain(openings.iter().copied()).collect();
         // A closing tag before anything else is the end of reasoning that the template has closed already.
         first.extend(tags.iter().map(|(_, close)| *close));
         first.extend(format.map_or(&[][..], ToolFormat::first_openings));

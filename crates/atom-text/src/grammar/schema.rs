@@ -7,7 +7,7 @@ pub(super) const OPTIONS: &str = "x-guidance";
 
 /// Refuses what llguidance would act on and a client can't mean, what is nested too deep, and schemas that
 /// no finite document satisfies, for which a model would write until its tokens are used up.
-pub(super) fn check(schema: &Value) -> Result<(), String> {
+pub(crate) fn check(schema: &Value) -> Result<(), String> {
     match schema {
         Value::Object(object) if object.contains_key(OPTIONS) => {
             return Err(format!("'{OPTIONS}' is not a keyword of JSON schemas"));

@@ -88,6 +88,26 @@ impl GrammarSource {
         })
     }
 
+    /// The right side of a rule that stands for it within another grammar; `None` for what is a grammar of its own.
+    pub(crate) fn rule(&self) -> Result<Option<String>, TextError> {
+        let rule = match self {
+            Self::JsonObject => format!("%json {}", with_options(&json!({"type": "object"}))),
+            Self::JsonSchema(value) => {
+                schema::check(value).map_err(|reason| self.refuse(reason))?;
+                format!("%json {}", with_options(value))
+            }
+            Self::Regex(regex) => format!("/{}/", between_slashes(unanchored(regex))),
+            Self::Choice(choices) if choices.is_empty() => {
+                return Err(self.refuse("it has nothing to choose from".into()));
+            }
+            Self::Choice(choices) => {
+                choices.iter().map(|choice| quote(choice)).collect::<Vec<_>>().join(" | ")
+            }
+            Self::Lark(_) | Self::StructuralTags(_) => return Ok(None),
+        };
+        Ok(Some(rule))
+    }
+
     pub(super) fn refuse(&self, reason: String) -> TextError {
         TextError::Grammar { kind: self.kind(), reason }
     }
@@ -176,7 +196,7 @@ impl StructuralTags {
 }
 
 /// A schema with what we add: bounded white space, where a small model would write blanks for ever.
-fn with_options(value: &Value) -> Value {
+pub(crate) fn with_options(value: &Value) -> Value {
     let mut schema = value.clone();
     if let Some(object) = schema.as_object_mut() {
         object.insert(OPTIONS.into(), json!({"whitespace_pattern": WHITE_SPACE}));
@@ -193,13 +213,30 @@ fn unanchored(regex: &str) -> &str {
     }
 }
 
+/// A regular expression as it stands in a line of Lark.
+fn between_slashes(regex: &str) -> String {
+    let mut out = String::with_capacity(regex.len() + 8);
+    let mut is_escaped = false;
+    for c in regex.chars() {
+        match c {
+            '/' if !is_escaped => out.push_str("\\/"),
+            // Behind a backslash a line break means itself, as without.
+            '\n' if is_escaped => out.push('n'),
+            '\n' => out.push_str("\\n"),
+            _ => out.push(c),
+        }
+        is_escaped = c == '\\' && !is_escaped;
+    }
+    out
+}
+
 /// A string of Lark, which is one of JSON.
 fn quote(text: &str) -> String {
     Value::from(text).to_string()
 }
 
 /// A regular expression between slashes that matches exactly this text.
-fn regex_literal(text: &str) -> String {
+pub(crate) fn regex_literal(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         if c.is_ascii_alphanumeric() || !c.is_ascii() {

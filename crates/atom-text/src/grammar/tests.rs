@@ -1,7 +1,10 @@
 use super::vocabulary::{COMPILE_TIME_MAX, CompileLimits};
 use super::*;
 use crate::testing::{Draws, byte_tokenizer, byte_vocabulary};
-use crate::{AnswerParser, AnswerPart, AnswerStart, Dialect, Tokenizer, TokenizerSource, Tool, ToolFormat};
+use crate::{
+    AnswerParser, AnswerPart, AnswerStart, Calls, Dialect, Instead, ReasoningFormat, Tokenizer,
+    TokenizerSource, Tool, ToolFormat,
+};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
@@ -329,10 +332,8 @@ fn compiling_is_bounded_in_time_and_in_number() {
     assert!(vocabulary.compile(&source).is_ok());
 }
 
-/// What `tool_choice: "required"` promises, for every format and for markers that are tokens or text.
-#[test]
-fn an_answer_within_the_masks_of_a_call_grammar_calls_an_offered_tool_with_arguments_of_its_schema() {
-    let schema = json!({
+fn weather_schema() -> Value {
+    json!({
         "type": "object",
         "properties": {
             "unit": {"enum": ["C", "F"]},
@@ -343,10 +344,20 @@ fn an_answer_within_the_masks_of_a_call_grammar_calls_an_offered_tool_with_argum
         },
         "required": ["unit", "days", "city", "mode"],
         "additionalProperties": false,
-    });
-    let tool =
-        |name: &str| Tool { name: name.into(), description: None, parameters: schema.clone(), strict: false };
-    let tools: Arc<[Tool]> = [tool("weather"), tool("tide")].into();
+    })
+}
+
+fn weather_tools() -> Arc<[Tool]> {
+    let tool = |name: &str| {
+        let parameters = weather_schema();
+        Tool { name: name.into(), description: None, parameters, strict: true }
+    };
+    [tool("weather"), tool("tide")].into()
+}
+
+/// Every format with its markers as text, and as special tokens.
+fn formats_and_tokenizers() -> Vec<(ToolFormat, Tokenizer)> {
+    let mut all = Vec::new();
     for format in ToolFormat::ALL {
         let dialect = Dialect { reasoning: None, tools: Some(format) };
         for markers in [Vec::new(), dialect.markers()] {
@@ -356,36 +367,168 @@ fn an_answer_within_the_masks_of_a_call_grammar_calls_an_offered_tool_with_argum
             tokens.tokens[end] = "<|eos|>".into();
             tokens.token_types.extend(markers.iter().map(|_| 3));
             tokens.tokens.extend(markers.into_iter().map(String::from));
-            let tokenizer = Tokenizer::load(&TokenizerSource::Gguf(tokens)).unwrap();
-            let lark = dialect.call_grammar_for(&tokenizer, AnswerStart::Content, format, &tools, false);
-            let grammar = vocabulary(&tokenizer).compile(&GrammarSource::Lark(lark.clone()));
-            let grammar = grammar.unwrap_or_else(|error| panic!("{}: {error}: {lark}", format.name()));
-            let (mut draws, mut ended) = (Draws::new(11), 0);
-            for _ in 0..6 {
-                let Some(text) = walk(&tokenizer, &grammar, &mut draws) else { continue };
-                ended += 1;
-                let mut parser = AnswerParser::new(dialect, AnswerStart::Content, tools.clone());
-                let mut parts = Vec::new();
-                parser.push(&text, &mut parts);
-                parser.finish(&mut parts);
-                let (mut names, mut arguments) = (Vec::new(), String::new());
-                for part in parts {
-                    match part {
-                        AnswerPart::Call { name, .. } => names.push(name),
-                        AnswerPart::Arguments { json, .. } => arguments.push_str(&json),
-                        AnswerPart::Content(said) => assert!(said.trim().is_empty(), "{said:?} in {text:?}"),
-                        AnswerPart::Reasoning(thought) => panic!("{thought:?} in {text:?}"),
-                    }
-                }
-                let case = format!("{}: {text:?}", format.name());
-                assert!(names == ["weather"] || names == ["tide"], "{names:?}: {case}");
-                let arguments: Value =
-                    serde_json::from_str(&arguments).unwrap_or_else(|error| panic!("{error}: {case}"));
-                assert!(validates(&schema, &schema, &arguments), "{arguments}: {case}");
-            }
-            assert!(ended > 0, "{}: no walk came to its end: {lark}", format.name());
+            all.push((format, Tokenizer::load(&TokenizerSource::Gguf(tokens)).unwrap()));
         }
     }
+    all
+}
+
+fn answers(
+    tokenizer: &Tokenizer,
+    dialect: Dialect,
+    start: AnswerStart,
+    calls: Option<Calls<'_>>,
+    instead: Instead<'_>,
+) -> Grammar {
+    let lark = dialect.answer_grammar(tokenizer, start, calls, instead).unwrap().unwrap();
+    let grammar = vocabulary(tokenizer).compile(&GrammarSource::Lark(lark.clone()));
+    grammar.unwrap_or_else(|error| panic!("{dialect:?}: {error}: {lark}"))
+}
+
+/// Content, names and arguments of an answer.
+fn read(
+    dialect: Dialect,
+    start: AnswerStart,
+    tools: &Arc<[Tool]>,
+    text: &str,
+) -> (String, Vec<(String, String)>) {
+    let mut parser = AnswerParser::new(dialect, start, tools.clone());
+    let (mut parts, mut content, mut calls) = (Vec::new(), String::new(), Vec::new());
+    parser.push(text, &mut parts);
+    parser.finish(&mut parts);
+    for part in parts {
+        match part {
+            AnswerPart::Call { name, .. } => calls.push((name, String::new())),
+            AnswerPart::Arguments { json, .. } => calls.last_mut().unwrap().1.push_str(&json),
+            AnswerPart::Content(said) => content.push_str(&said),
+            AnswerPart::Reasoning(_) => {}
+        }
+    }
+    (content, calls)
+}
+
+/// True if the masks allow exactly this text as a whole answer.
+fn takes(tokenizer: &Tokenizer, grammar: &Grammar, text: &str) -> bool {
+    let mut constraint = grammar.start();
+    tokenizer.encode(text, false).unwrap().into_iter().all(|token| {
+        allowed(&mut constraint, tokenizer.vocab_size()).contains(&token) && constraint.advance(token).is_ok()
+    }) && constraint.is_complete().unwrap()
+}
+
+/// What `tool_choice: "required"` promises, for every format and for markers that are tokens or text.
+#[test]
+fn an_answer_within_the_masks_of_a_call_grammar_calls_an_offered_tool_with_arguments_of_its_schema() {
+    let (schema, tools) = (weather_schema(), weather_tools());
+    for (format, tokenizer) in formats_and_tokenizers() {
+        let dialect = Dialect { reasoning: None, tools: Some(format) };
+        let calls = Calls { format, tools: &tools, parallel: false };
+        let grammar = answers(&tokenizer, dialect, AnswerStart::Content, Some(calls), Instead::Nothing);
+        let (mut draws, mut ended) = (Draws::new(11), 0);
+        for _ in 0..6 {
+            let Some(text) = walk(&tokenizer, &grammar, &mut draws) else { continue };
+            ended += 1;
+            let case = format!("{}: {text:?}", format.name());
+            let (content, calls) = read(dialect, AnswerStart::Content, &tools, &text);
+            assert!(content.trim().is_empty(), "{content:?}: {case}");
+            let [(name, arguments)] = &calls[..] else { panic!("{calls:?}: {case}") };
+            assert!(name == "weather" || name == "tide", "{name}: {case}");
+            let arguments: Value =
+                serde_json::from_str(arguments).unwrap_or_else(|error| panic!("{error}: {case}"));
+            assert!(validates(&schema, &schema, &arguments), "{arguments}: {case}");
+        }
+        assert!(ended > 0, "{}: no walk came to its end", format.name());
+    }
+}
+
+/// What `strict` promises where the model chooses, and a format of the answer beside tools.
+#[test]
+fn an_answer_that_may_call_is_any_text_or_its_format_and_its_calls_follow_their_schemas() {
+    let tools = weather_tools();
+    for (format, tokenizer) in formats_and_tokenizers() {
+        let dialect = Dialect { reasoning: None, tools: Some(format) };
+        let calls = Calls { format, tools: &tools, parallel: true };
+        let of = |instead| answers(&tokenizer, dialect, AnswerStart::Content, Some(calls), instead);
+        let (must, may, json) = (
+            of(Instead::Nothing),
+            of(Instead::Text),
+            of(Instead::Format(&GrammarSource::JsonSchema(json!({"type": "object", "required": ["b"]})))),
+        );
+        let mut draws = Draws::new(3);
+        let text = (0..20).find_map(|_| walk(&tokenizer, &must, &mut draws)).unwrap();
+        let case = format!("{}: {text:?}", format.name());
+        let wrong: Vec<String> =
+            [("weather", "wether"), ("tide", "tides"), ("fast", "slow"), ("mode", "made")]
+                .iter()
+                .filter(|(right, _)| text.contains(right))
+                .map(|(right, wrong)| text.replace(right, wrong))
+                .collect();
+        assert!(wrong.len() >= 3, "{case}");
+        for grammar in [&must, &may, &json] {
+            assert!(takes(&tokenizer, grammar, &text), "{case}");
+            for wrong in &wrong {
+                assert!(!takes(&tokenizer, grammar, wrong), "{case}: {wrong:?}");
+            }
+        }
+        let is_harmony = format == ToolFormat::Harmony;
+        let said = |text: &str| match is_harmony {
+            true => format!("<|channel|>final<|message|>{text}"),
+            false => text.to_owned(),
+        };
+        for words in ["", "It is 3 < 4.\n\nIsn't [it]?"] {
+            assert!(takes(&tokenizer, &may, &said(words)), "{case}: {words:?}");
+            assert!(!takes(&tokenizer, &must, &said(words)), "{case}: {words:?}");
+            assert!(!takes(&tokenizer, &json, &said(words)), "{case}: {words:?}");
+        }
+        // Within a string, a marker is one only if it is a token.
+        let quoted = ["<tool_call>", "<b>"].into_iter().find(|text| tokenizer.id_of(text).is_none());
+        let object = said(&format!("{{\"b\":[{:?}]}}", quoted.unwrap()));
+        assert!(takes(&tokenizer, &json, &object) && !takes(&tokenizer, &must, &object), "{case}");
+        assert!(!takes(&tokenizer, &json, &said("{\"a\":1}")), "{case}");
+        // A bare object and a message are calls only at the beginning.
+        if !is_harmony && format != ToolFormat::Llama3Json {
+            let before = format!("Let me look. {text}");
+            assert!(takes(&tokenizer, &may, &before) && !takes(&tokenizer, &must, &before), "{case}");
+            let (content, calls) = read(dialect, AnswerStart::Content, &tools, &before);
+            assert_eq!((content.trim(), calls.is_empty()), ("Let me look.", false), "{case}");
+            for wrong in &wrong {
+                assert!(!takes(&tokenizer, &may, &format!("Let me look. {wrong}")), "{case}: {wrong:?}");
+            }
+        }
+    }
+}
+
+/// A format behind thoughts: as the prompt opened them, or as the model may.
+#[test]
+fn a_format_holds_behind_thoughts() {
+    let tokenizer = byte_tokenizer();
+    let choice = GrammarSource::Choice(vec!["yes".into(), "no/never".into()]);
+    let regex = GrammarSource::Regex("^[a-z/]+\\/[\n]x$".into());
+    let dialect = Dialect { reasoning: Some(ReasoningFormat::Think), tools: None };
+    let of = |start, source| answers(&tokenizer, dialect, start, None, Instead::Format(source));
+    let inside = AnswerStart::Reasoning;
+    for (source, right, wrong) in [
+        (&GrammarSource::JsonObject, "{\"a\":1}", "[]"),
+        (&choice, "no/never", "maybe"),
+        (&regex, "a/b/\nx", "a/b\n"),
+    ] {
+        let grammar = of(inside, source);
+        for (text, is_right) in [
+            (format!("{{\"hm\"}} yes?</think>\n\n{right}"), true),
+            (format!("hm</think>{right}"), true),
+            (format!("hm</think>{wrong}"), false),
+            (right.to_owned(), false),
+        ] {
+            assert_eq!(takes(&tokenizer, &grammar, &text), is_right, "{source:?}: {text:?}");
+        }
+        let grammar = of(AnswerStart::Content, source);
+        assert!(takes(&tokenizer, &grammar, right), "{source:?}");
+        assert!(!takes(&tokenizer, &grammar, wrong), "{source:?}");
+    }
+    let json = of(AnswerStart::Content, &GrammarSource::JsonObject);
+    assert!(takes(&tokenizer, &json, "<think>hm</think>\n\n{}"));
+    let lark = GrammarSource::Lark("start: \"a\"".into());
+    let within = dialect.answer_grammar(&tokenizer, inside, None, Instead::Format(&lark));
+    assert_eq!(within.unwrap(), None, "a grammar with rules of its own");
 }
 
 /// A checkpoint may end its turns with a token that its tokenizer doesn't call an end.

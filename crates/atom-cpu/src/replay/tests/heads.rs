@@ -102,3 +102,56 @@ fn rows_that_were_granted_but_do_not_run_choose_nobody() {
         }
     }
 }
+
+/// Two routers of different sizes, and what they choose computed here.
+#[test]
+fn different_experts_of_a_step_are_counted_when_somebody_asks() {
+    let (few, many) = (70, 131);
+    let logits = [noise(21, ROWS + 3, few), noise(22, ROWS + 3, many)];
+    let chosen = |logits: &[Vec<f32>], top_k: usize| {
+        let mut different = std::collections::BTreeSet::new();
+        for row in logits {
+            let mut order: Vec<usize> = (0..row.len()).collect();
+            order.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
+            different.extend(order.into_iter().take(top_k));
+        }
+        different.len() as u64
+    };
+    for threads in [1, 3] {
+        let mut backend = CpuBackend::new(options(threads, Isa::Portable, Activations::Int8)).unwrap();
+        let tables = [table(&mut backend, &logits[0]), table(&mut backend, &logits[1])];
+        let shape = StepShape { rows: ROWS + 3, out_rows: 1, lanes: 1 };
+        backend.reserve(&reserve(shape)).unwrap();
+        let recordings = [true, false].map(|counts| {
+            let mut ops = Ops::new(shape);
+            for (table, (experts, top_k)) in tables.into_iter().zip([(few, 2), (many, 3)]) {
+                let (logits, routes) =
+                    (ops.buffer(Extent::Rows, experts), ops.buffer(Extent::Rows, 2 * top_k));
+                ops.embed(table, logits);
+                let (is_sigmoid, groups, groups_kept, normalise, scale) = (false, 1, 1, true, 1.0);
+                let spec = RouteSpec { experts, top_k, is_sigmoid, groups, groups_kept, normalise, scale };
+                ops.route(logits, None, &Arc::new(spec), routes);
+            }
+            let recording = ops.finish();
+            let buffers = recording.buffers().to_vec();
+            let recording = if counts { recording.counting_experts() } else { recording };
+            Recorded { number: backend.record(recording).unwrap(), buffers }
+        });
+        let count = |backend: &mut CpuBackend, counts: usize, rows: usize| {
+            let tokens: Vec<u32> = (0..rows as u32).collect();
+            // Granted more than it runs: those choose nobody.
+            let granted = [rows as u32 + 1];
+            step(backend, &recordings[counts], &tokens, (&granted, 0), &Meeting::alone()).unwrap();
+            backend.expert_rows().distinct
+        };
+        assert_eq!(count(&mut backend, 0, ROWS), 0, "nobody asked");
+        backend.count_experts(true);
+        for rows in [ROWS, 1, 3, ROWS + 2] {
+            let expected = chosen(&logits[0][..rows], 2) + chosen(&logits[1][..rows], 3);
+            assert_eq!(count(&mut backend, 0, rows), expected, "{rows} rows, {threads} threads");
+        }
+        assert_eq!(count(&mut backend, 1, ROWS), 0, "not made to count");
+        backend.count_experts(false);
+        assert_eq!(count(&mut backend, 0, ROWS), 0, "no longer");
+    }
+}

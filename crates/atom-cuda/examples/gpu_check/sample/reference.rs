@@ -8,6 +8,10 @@ pub(super) type History = Vec<(u32, bool)>;
 /// Chooses or scores a row's token. The history counts it if it has penalties.
 pub(super) fn sample(raw: &[f32], out: &OutRow, history: &mut History) -> ScoredToken {
     let params = &*out.params;
+    if largest(raw).is_none() {
+        return ScoredToken::NOT_A_NUMBER;
+    }
+    let raw = &allowed(raw, out)[..];
     let Some(peak) = largest(raw) else { return ScoredToken::NOT_A_NUMBER };
     if let Some(target) = out.target {
         return score(raw, peak, target, params.prompt_logprobs.unwrap_or(0));
@@ -35,6 +39,16 @@ pub(super) fn sample(raw: &[f32], out: &OutRow, history: &mut History) -> Scored
         history[token as usize].0 += 1;
     }
     params.logprobs.map_or(ScoredToken::bare(token), |top| score(raw, peak, token, top))
+}
+
+/// The logits of tokens that the row's mask leaves; others are as if the model had never heard of them.
+fn allowed(raw: &[f32], out: &OutRow) -> Vec<f32> {
+    let Some(cell) = &out.mask else { return raw.to_vec() };
+    cell.set_deadline(std::time::Instant::now());
+    let of = |mask: &[u32], token: usize| {
+        if mask[token / 32] >> (token % 32) & 1 == 1 { raw[token] } else { f32::NEG_INFINITY }
+    };
+    cell.wait(|mask| (0..raw.len()).map(|token| of(mask, token)).collect()).expect("it was filled")
 }
 
 /// The largest logit, if all are numbers and it is finite.
@@ -94,7 +108,8 @@ fn score(logits: &[f32], peak: f32, token: TokenId, top: u8) -> ScoredToken {
     if top > 0 {
         let mut order: Vec<TokenId> = (0..logits.len() as TokenId).collect();
         sort(&mut order, logits);
-        order.iter().take(usize::from(top)).for_each(|&token| scored.top.push(token, logprob(token)));
+        let possible = order.iter().filter(|&&token| logits[token as usize] > f32::NEG_INFINITY);
+        possible.take(usize::from(top)).for_each(|&token| scored.top.push(token, logprob(token)));
     }
     scored
 }

@@ -16,7 +16,7 @@ struct Shape {
 fn shape_of(format: ToolFormat) -> Shape {
     match format {
         ToolFormat::Glm45 => Shape {
-            call: &["<tool_call>", "NAME", "\n"],
+            call: &["NAME", "\n"],
             parameter: &["<arg_key>", "KEY", "</arg_key>", "\n", "<arg_value>"],
             parameter_close: &["</arg_value>"],
             call_close: &["</tool_call>"],
@@ -35,7 +35,7 @@ fn shape_of(format: ToolFormat) -> Shape {
         },
         // The format that is left.
         _ => Shape {
-            call: &["<tool_call>", "\n<function=NAME>\n"],
+            call: &["\n<function=NAME>\n"],
             parameter: &["<parameter=KEY>\n"],
             parameter_close: &["\n</parameter>"],
             call_close: &["</function>\n", "</tool_call>"],

@@ -16,8 +16,33 @@ fn weather() -> Tool {
     tool("get_weather", json!({"type": "object", "properties": properties, "required": ["city"]}))
 }
 
+/// Markers that look like special tokens are written as such.
+fn by_shape(marker: &str) -> Option<String> {
+    let is_special = (marker.starts_with("<|") && marker.ends_with("|>"))
+        || (marker.starts_with("<｜") && marker.ends_with("｜>"));
+    is_special.then(|| marker.to_owned())
+}
+
 fn grammar(reasoning: Option<ReasoningFormat>, format: ToolFormat, tools: &[Tool], parallel: bool) -> String {
-    Dialect { reasoning, tools: Some(format) }.call_grammar(format, tools, parallel)
+    grammar_of(reasoning, format, tools, parallel, Instead::Nothing)
+}
+
+fn grammar_of(
+    reasoning: Option<ReasoningFormat>,
+    format: ToolFormat,
+    tools: &[Tool],
+    parallel: bool,
+    instead: Instead<'_>,
+) -> String {
+    let calls = Calls { format, tools, parallel };
+    let dialect = Dialect { reasoning, tools: Some(format) };
+    dialect.grammar(AnswerStart::Content, Some(calls), instead, &by_shape).unwrap().unwrap()
+}
+
+/// A schema as it is compiled.
+fn json(schema: &str) -> String {
+    let bound = ",\"x-guidance\":{\"whitespace_pattern\":\"[ \\\\n\\\\r\\\\t]{1,82}\"}}";
+    format!("%json {}{bound}", schema.strip_suffix('}').unwrap())
 }
 
 /// Names of rules that a text uses: lower-case words outside of quotes, schemas, patterns and brackets.
@@ -62,8 +87,10 @@ fn every_rule_is_defined_once_and_used() {
         [weather(), tool("free", json!({})), tool("none", json!({"type": "object", "properties": {}}))];
     for format in ToolFormat::ALL {
         for reasoning in ReasoningFormat::ALL.into_iter().map(Some).chain([None]) {
-            for parallel in [false, true] {
-                let text = grammar(reasoning, format, &tools, parallel);
+            let json = GrammarSource::JsonObject;
+            let insteads = [Instead::Nothing, Instead::Text, Instead::Format(&json)];
+            for (parallel, instead) in [false, true].into_iter().flat_map(|p| insteads.map(|i| (p, i))) {
+                let text = grammar_of(reasoning, format, &tools, parallel, instead);
                 let names = defined(&text);
                 let set: BTreeSet<String> = names.iter().cloned().collect();
                 assert_eq!(names.len(), set.len(), "defined twice in {text}");
@@ -81,58 +108,91 @@ fn every_rule_is_defined_once_and_used() {
 #[test]
 fn the_grammar_of_a_format_is_its_calls() {
     let tools = [tool("f", json!({}))];
+    let object = json("{\"type\":\"object\"}");
+    let named = json(
+        "{\"type\":\"object\",\"properties\":{\"name\":{\"const\":\"f\"},\"arguments\":{\"type\":\"object\"}},\"required\":\
+         [\"name\",\"arguments\"],\"additionalProperties\":false}",
+    );
     let cases = [
         (
             ToolFormat::Hermes,
             true,
-            "start: call (\"\\n\" call)*\n\
-             object_0: %json {\"type\":\"object\",\"properties\":{\"name\":{\"const\":\"f\"},\"arguments\":{\"type\":\"object\"}},\"required\":[\"name\",\"arguments\"],\"additionalProperties\":false}\n\
-             call_0: \"<tool_call>\" \"\\n\" object_0 \"\\n\" \"</tool_call>\"\n\
-             call: call_0\n",
+            format!(
+                "start: \"<tool_call>\" call (\"\\n\" \"<tool_call>\" call)*\n\
+                 object_0: {named}\n\
+                 call_0: \"\\n\" object_0 \"\\n\" \"</tool_call>\"\n\
+                 call: call_0\n"
+            ),
         ),
         (
             ToolFormat::KimiK2,
             false,
-            "start: <|tool_calls_section_begin|> call <|tool_calls_section_end|>\n\
-             arguments_0: %json {\"type\":\"object\"}\n\
-             call_0: <|tool_call_begin|> \"functions.f:\" /[0-9]{1,4}/ <|tool_call_argument_begin|> arguments_0 <|tool_call_end|>\n\
-             call: call_0\n",
+            format!(
+                "start: <|tool_calls_section_begin|> call <|tool_calls_section_end|>\n\
+                 arguments_0: {object}\n\
+                 call_0: <|tool_call_begin|> \"functions.f:\" /[0-9]{{1,4}}/ <|tool_call_argument_begin|> arguments_0 <|tool_call_end|>\n\
+                 call: call_0\n"
+            ),
         ),
         (
             ToolFormat::Mistral,
             true,
-            "start: call call*\n\
-             arguments_0: %json {\"type\":\"object\"}\n\
-             call_0: \"[TOOL_CALLS]\" \"f\" \"[ARGS]\" arguments_0\n\
-             call: call_0\n",
+            format!(
+                "start: \"[TOOL_CALLS]\" call (\"[TOOL_CALLS]\" call)*\n\
+                 arguments_0: {object}\n\
+                 call_0: \"f\" \"[ARGS]\" arguments_0\n\
+                 call: call_0\n"
+            ),
         ),
     ];
     for (format, parallel, expected) in cases {
         assert_eq!(grammar(None, format, &tools, parallel), expected);
     }
     let text = grammar(None, ToolFormat::Qwen3Coder, &[weather()], false);
-    let expected = "start: call\n\
+    let integer = json("{\"type\":\"integer\"}");
+    let expected = format!(
+        "start: \"<tool_call>\" call\n\
         value_0_0[suffix=\"\\n</parameter>\"]: /(.|\\n)*/\n\
         parameter_0_0: \"<parameter=city>\\n\" value_0_0 \"\\n\"\n\
         parameter_0_1: \"<parameter=unit>\\n\" (\"C\" | \"F\") \"\\n</parameter>\" \"\\n\"\n\
-        value_0_2: %json {\"type\":\"integer\"}\n\
+        value_0_2: {integer}\n\
         parameter_0_2: \"<parameter=days>\\n\" value_0_2 \"\\n</parameter>\" \"\\n\"\n\
-        call_0: \"<tool_call>\" \"\\n<function=get_weather>\\n\" parameter_0_0 parameter_0_1? parameter_0_2? \"</function>\\n\" \"</tool_call>\"\n\
-        call: call_0\n";
+        call_0: \"\\n<function=get_weather>\\n\" parameter_0_0 parameter_0_1? parameter_0_2? \"</function>\\n\" \"</tool_call>\"\n\
+        call: call_0\n"
+    );
     assert_eq!(text, expected);
+}
+
+#[test]
+fn a_schema_that_nothing_satisfies_is_named_by_its_tool() {
+    let endless = json!({"type": "object", "properties": {"p": {"$ref": "#"}}, "required": ["p"]});
+    for (parameters, words) in
+        [(endless, "no finite document"), (json!({"x-guidance": {}, "type": "object"}), "x-guidance")]
+    {
+        let tools = [tool("good", json!({})), tool("odd", parameters)];
+        let calls = Calls { format: ToolFormat::Hermes, tools: &tools, parallel: false };
+        let refused = Dialect::default().grammar(AnswerStart::Content, Some(calls), Instead::Text, &by_shape);
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("\"odd\"") && error.contains(words), "{error}");
+    }
 }
 
 #[test]
 fn reasoning_may_come_first_and_must_end_where_the_prompt_opened_it() {
     let dialect = Dialect { reasoning: Some(ReasoningFormat::Think), tools: Some(ToolFormat::Hermes) };
     let tools = [tool("f", json!({}))];
-    let text = dialect.call_grammar(ToolFormat::Hermes, &tools, false);
-    assert!(text.starts_with("start: thought? call\nthinking[suffix=\"</think>\"]: /(.|\\n)*/\n"), "{text}");
+    let text = grammar(dialect.reasoning, ToolFormat::Hermes, &tools, false);
+    assert!(
+        text.starts_with("start: thought? \"<tool_call>\" call\nthinking[suffix=\"</think>\"]: /(.|\\n)*/\n"),
+        "{text}"
+    );
     assert!(text.contains("thought: \"<think>\" thinking \"\\n\\n\"?\n"), "{text}");
     let tokenizer = byte_tokenizer();
+    let calls = Calls { format: ToolFormat::Hermes, tools: &tools, parallel: false };
     let text =
-        dialect.call_grammar_for(&tokenizer, AnswerStart::Reasoning, ToolFormat::Hermes, &tools, false);
-    assert!(text.starts_with("start: thought call\n"), "{text}");
+        dialect.answer_grammar(&tokenizer, AnswerStart::Reasoning, Some(calls), Instead::Nothing).unwrap();
+    let text = text.unwrap();
+    assert!(text.starts_with("start: thought \"<tool_call>\" call\n"), "{text}");
     assert!(text.contains("thought: thinking \"\\n\\n\"?\n"), "{text}");
 }
 
@@ -163,12 +223,16 @@ fn definitions_move_to_the_root_of_the_schema() {
     let tools = [tool("f", parameters)];
     let text = grammar(None, ToolFormat::Hermes, &tools, false);
     assert!(
-        text.contains("\"additionalProperties\":false,\"$defs\":{\"point\":{\"type\":\"array\"}}}"),
+        text.contains(
+            "\"additionalProperties\":false,\"$defs\":{\"point\":{\"type\":\"array\"}},\"x-guidance\""
+        ),
         "{text}"
     );
     let text = grammar(None, ToolFormat::Glm45, &tools, false);
     assert!(
-        text.contains("%json {\"$ref\":\"#/$defs/point\",\"$defs\":{\"point\":{\"type\":\"array\"}}}"),
+        text.contains(
+            "%json {\"$ref\":\"#/$defs/point\",\"$defs\":{\"point\":{\"type\":\"array\"}},\"x-guidance\""
+        ),
         "{text}"
     );
 }

@@ -219,3 +219,41 @@ fn hard_arguments() -> Vec<Value> {
         json!({"undeclared": "5"}),
     ]
 }
+
+#[test]
+fn content_that_is_whole_may_quote_markers() {
+    let dialect = dialect(Some(ReasoningFormat::Think), Some(ToolFormat::Hermes));
+    let text = "<think>a</think>\n\n{\"x\": \"<tool_call>\\n<think>b</think>\"}";
+    let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
+    for (text, expected) in [(text.to_owned(), &text[18..]), (format!("<think>a</think>{call}"), "")] {
+        for cut in 0..text.len() {
+            let mut parser = AnswerParser::new(dialect, AnswerStart::Content, tools()).with_whole_content();
+            let mut parts = Vec::new();
+            parser.push(&text[..cut], &mut parts);
+            parser.push(&text[cut..], &mut parts);
+            parser.finish(&mut parts);
+            let answer = Answer::of(&parts);
+            assert_eq!(
+                (answer.content.as_str(), answer.reasoning.as_str()),
+                (expected, "a"),
+                "{cut}: {text}"
+            );
+            assert_eq!(answer.calls.len(), usize::from(expected.is_empty()), "{cut}: {text}");
+        }
+    }
+}
+
+#[test]
+fn an_id_that_a_call_before_had_is_none() {
+    let dialect = dialect(None, Some(ToolFormat::KimiK2));
+    let call = "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>";
+    let text = format!("<|tool_calls_section_begin|>{call}{call}<|tool_calls_section_end|>");
+    assert_eq!(line(dialect, AnswerStart::Content, &text), "@functions.f:0=f{}@f{}");
+}
+
+#[test]
+fn a_tag_that_is_quoted_in_a_text_opens_no_reasoning() {
+    let dialect = dialect(Some(ReasoningFormat::Think), None);
+    let text = "<think>a</think>Write <think> first. </think> ends it.";
+    assert_eq!(line(dialect, AnswerStart::Content, text), "[a]Write <think> first. </think> ends it.");
+}

@@ -44,13 +44,13 @@ fn text_before_a_close_that_the_template_opened_is_reasoning() {
 }
 
 #[test]
-fn text_before_an_opening_tag_is_content_and_reasoning_may_come_again() {
+fn reasoning_may_come_again_behind_calls_and_a_tag_within_a_text_is_quoted() {
     check(
         dialect(THINK, None),
         AnswerStart::Content,
         &[
-            ("so <think>why</think>because", "so [why]because"),
-            ("a<think>b</think>c<think>d</think>e", "a[b]c[d]e"),
+            ("so <think>why</think>because", "so <think>why</think>because"),
+            ("\n<think>b</think>\n<think>d</think>e", "[bd]e"),
         ],
     );
 }

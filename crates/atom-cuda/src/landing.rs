@@ -1,0 +1,123 @@
+//! Where steps end for the host: a word for each of two turns in memory that the GPU writes, and results behind it.
+
+use crate::device::{Device, Stream};
+use crate::error::CudaError;
+use crate::kernels::Queue;
+use crate::launch::step;
+use crate::mapped::Mapped;
+use crate::memory::Address;
+use crate::sample_rows::{RESULT_BYTES, result};
+use crate::wait;
+use atom_base::ScoredToken;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Memory of `publish` in kernels/step_end.cu.
+pub struct Landing {
+    memory: Mapped,
+    stride: usize,
+    sequence: u32,
+}
+
+impl Landing {
+    /// For steps of so many out rows.
+    pub fn new(device: &Device, out_rows: usize) -> Result<Self, CudaError> {
+        let stride = (out_rows * RESULT_BYTES).next_multiple_of(LINE);
+        Ok(Self { memory: Mapped::new(device, TURNS * (LINE + stride))?, stride, sequence: 0 })
+    }
+
+    /// Number of the next step; its lowest bit is its turn. Two steps may be on their way.
+    pub fn next(&mut self) -> u32 {
+        self.sequence = following(self.sequence);
+        self.sequence
+    }
+
+    /// Captures the end of a step.
+    ///
+    /// # Safety
+    /// As for [`step::publish`].
+    pub unsafe fn record(
+        &self,
+        queue: &Queue<'_>,
+        header: Address,
+        results: Address,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the caller's.
+        unsafe { step::publish(queue, header, results, (self.memory.address(), self.stride)) }
+    }
+
+    /// Waits for the end of a step of the stream. If that takes longer than `usual`, it asks the driver now and then
+    /// whether anything failed; a steady step asks nobody.
+    pub fn wait(
+        &self,
+        stream: &Stream,
+        sequence: u32,
+        (usual, limit): (Duration, Duration),
+    ) -> Result<(), CudaError> {
+        let mut ask_at = usual;
+        let waited = wait::until("a step", limit, |elapsed| {
+            if self.has_ended(sequence) {
+                return Ok(true);
+            }
+            if elapsed < ask_at {
+                return Ok(false);
+            }
+            ask_at = elapsed + (elapsed / 4).min(ASK_EVERY_MAX);
+            let is_done = stream.is_done()?;
+            assert!(!is_done || self.has_ended(sequence), "a step that is done has said so");
+            Ok(is_done)
+        });
+        waited.map(drop).map_err(|error| stream.device().fail(error))
+    }
+
+    fn has_ended(&self, sequence: u32) -> bool {
+        self.memory.word(turn(sequence) * LINE).load(Ordering::Acquire) == sequence
+    }
+
+    /// Results of a step that has ended, before the next but one begins.
+    pub fn read(&self, sequence: u32, results: &mut [ScoredToken]) {
+        assert!(
+            self.has_ended(sequence) && results.len() * RESULT_BYTES <= self.stride,
+            "results that are here"
+        );
+        let start = TURNS * LINE + turn(sequence) * self.stride;
+        let mut bytes = [0; RESULT_BYTES];
+        for (row, result_of_row) in results.iter_mut().enumerate() {
+            // SAFETY: the step's word was seen, and its turn comes again with a step that is not launched yet.
+            unsafe { self.memory.read(start + row * RESULT_BYTES, &mut bytes) };
+            *result_of_row = result(&bytes);
+        }
+    }
+}
+
+/// Which of the two buffers a step has.
+pub(crate) fn turn(sequence: u32) -> usize {
+    (sequence & 1) as usize
+}
+
+/// 31 bits, so that a word has one to spare, and never 0, which is in words of no step. Turns alternate behind the last
+/// number too.
+fn following(sequence: u32) -> u32 {
+    if sequence == u32::MAX >> 1 { 2 } else { sequence + 1 }
+}
+
+/// Steps at once: each has a buffer of its own on the host.
+pub(crate) const TURNS: usize = 2;
+/// `LINE` of kernels/step_end.cu: what is polled shares no line of a cache with anything.
+const LINE: usize = 128;
+/// A GPU that failed is found this late at the most, however long its steps take.
+const ASK_EVERY_MAX: Duration = Duration::from_millis(50);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turns_alternate_for_ever() {
+        let last = u32::MAX >> 1;
+        assert_eq!((following(0), following(7), following(last)), (1, 8, 2));
+        for sequence in [0, 1, 2, last - 1, last] {
+            assert_ne!(turn(sequence), turn(following(sequence)), "{sequence}");
+        }
+    }
+}
