@@ -16,7 +16,7 @@ use crate::kernels::Queue;
 use crate::landing::{Landing, Pace, TURNS, turn};
 use crate::launch::attend::{AttendHeads, AttendKernels};
 use crate::launch::attend_few::AttendFew;
-use crate::launch::experts::Experts;
+use crate::launch::experts::{Experts, MEETING_BYTES};
 use crate::launch::rope::CacheLayer;
 use crate::masks::Masks;
 use crate::memory::{Address, DeviceMem, Pinned};
@@ -275,7 +275,8 @@ impl Backend for CudaBackend {
                     programs.extend(kernel.map(|kernel| kernel.program(product, properties)));
                 }
                 Step::Fp8(FusedFp8 { product, .. }) => programs.extend(product.programs(properties)),
-                Step::Op(_) | Step::Norm { .. } | Step::Attend(_) => {}
+                Step::Router(routed) => programs.push(routed.program(&recording)),
+                Step::Op(_) | Step::Norm { .. } | Step::Attend(_) | Step::Experts(_) => {}
             }
         }
         programs.sort();
@@ -459,6 +460,8 @@ impl Reserved {
             letters_offset: letters_offset(reserve, properties, sizes.element, sizes.order),
         };
         attention.clear(stream)?;
+        let experts = DeviceMem::new(device, sizes.experts)?;
+        experts.fill(stream, 0, sizes.experts.min(MEETING_BYTES), 0)?;
         let frequencies: Vec<u8> =
             reserve.attention.rotary.frequencies.iter().flat_map(|f| f.to_le_bytes()).collect();
         let pinned = || Pinned::new(device, sizes.staging);
@@ -475,7 +478,7 @@ impl Reserved {
             landed: Instant::now(),
             masks: Masks::new(reserve.top.out_rows),
             attention,
-            experts: DeviceMem::new(device, sizes.experts)?,
+            experts,
             counts: if sizes.counts > 0 { Some(zeros(stream, COUNTS_BYTES)?) } else { None },
             cache,
             page_bytes: sizes.page / (2 * reserve.layers.max(1)),

@@ -31,7 +31,7 @@ macro_rules! headers {
 }
 
 headers! {
-    "attend_split_bf16.cuh" "attend_split_e4m3.cuh" "attend_tiles_e4m3.cuh" "dependent.cuh" "e4m3.cuh" "experts_choices.cuh" "hopper.cuh" "hopper_attend.cuh" "hopper_fp8.cuh" "rows.cuh" "sample.cuh" "sample_search.cuh" "stream.cuh"
+    "attend_split_bf16.cuh" "attend_split_e4m3.cuh" "attend_tiles_e4m3.cuh" "dependent.cuh" "e4m3.cuh" "experts_choices.cuh" "hopper.cuh" "hopper_attend.cuh" "hopper_fp8.cuh" "route.cuh" "rows.cuh" "sample.cuh" "sample_search.cuh" "stream.cuh"
 }
 
 macro_rules! sources {
@@ -55,6 +55,7 @@ sources! {
     "norm" &[&[]];
     "rope" &[&[]];
     "route" &[&[]];
+    "router_few" &[&["PIECES=1"], &["PIECES=2"]];
     "linear_small" &[
         &["ROWS_MAX=1", "RUN=4", "WARPS=8", "RING_KB=111", "NORM=0", "OUT=0"],
         &["ROWS_MAX=2", "RUN=1", "WARPS=8", "RING_KB=111", "NORM=1", "OUT=1"],
@@ -89,6 +90,7 @@ sources! {
     "experts_simple" &[&[]];
     "experts_plan" &[&[]];
     "experts_few" &[&["DEPTH=4"], &["DEPTH=6"]];
+    "experts_one" &[&["DEPTH=3"], &["DEPTH=6"]];
     "experts_small" &[&["ROW_TILES=1", "DEPTH=4"], &["ROW_TILES=2", "DEPTH=4"]];
     "experts_gemm" &[&["CLUSTER=1"], &["CLUSTER=2"]];
     "experts_fp8" &[

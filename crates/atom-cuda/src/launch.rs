@@ -12,6 +12,7 @@ pub mod norm;
 pub mod quantise;
 pub mod rope;
 pub mod route;
+pub mod router_few;
 pub mod rows;
 pub mod sample;
 pub mod step;

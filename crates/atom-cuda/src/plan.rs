@@ -9,7 +9,7 @@ use crate::fp8;
 use crate::fuse::{Step, fuse};
 use crate::launch::attend::{AttendHeads, AttendKernels};
 use crate::launch::attend_few::AttendFew;
-use crate::launch::experts::{Experts, ExpertsShape};
+use crate::launch::experts::{Experts, ExpertsShape, MEETING_BYTES};
 use crate::launch::rope::head_dim_max;
 use crate::launch::sample::{SampleMemory, VOCAB_MAX};
 use crate::layout::{Layout, Limits};
@@ -112,7 +112,8 @@ impl Sizer {
         let steps = fuse(recording, self.shelf.element(), self.order, codes, &self.properties, few.as_ref());
         let quantised = steps.iter().filter_map(|step| match step {
             Step::Fp8(fused) => Some(fused.product.scratch_bytes()),
-            Step::Op(_) | Step::Norm { .. } | Step::Product(_) | Step::Attend(_) => None,
+            Step::Op(_) | Step::Norm { .. } | Step::Product(_) => None,
+            Step::Attend(_) | Step::Router(_) | Step::Experts(_) => None,
         });
         self.quantised = self.quantised.max(quantised.max().unwrap_or(0));
         self.room = self.room.max(Places::new(recording, &steps, self.shelf.element()).bytes);
@@ -121,7 +122,9 @@ impl Sizer {
         let shape = |op| experts_shape(recording, op, self.shelf.element(), codes);
         let experts = recording.ops().iter().filter_map(shape);
         let bytes = experts
-            .map(|shape| Experts::in_order(shape, self.order, &self.properties).workspace_bytes())
+            .map(|shape| {
+                MEETING_BYTES + Experts::in_order(shape, self.order, &self.properties).workspace_bytes()
+            })
             .max();
         self.experts = self.experts.max(bytes.unwrap_or(0));
         let products = recording.ops().iter().filter(|op| matches!(op, Op::Linear { .. })).count();
