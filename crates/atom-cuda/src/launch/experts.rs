@@ -187,7 +187,10 @@ impl Experts {
 
     /// Whether it can do [`ExpertsThen::AddNorm`].
     pub fn norms(&self) -> bool {
-        let is_combined = matches!(self.path, ExpertsPath::Small { .. } | ExpertsPath::Grouped { .. });
+        let is_combined = matches!(
+            self.path,
+            ExpertsPath::Small { .. } | ExpertsPath::Grouped { .. } | ExpertsPath::Fp8 { .. }
+        );
         is_combined && self.shape.hidden <= COMBINE_NORM_MAX
     }
 
