@@ -20,7 +20,9 @@ use crate::launch::experts::Experts;
 use crate::launch::rope::CacheLayer;
 use crate::masks::Masks;
 use crate::memory::{Address, DeviceMem, Pinned};
-use crate::plan::{COUNTS_BYTES, Plan, attend_heads, check_kv, check_model, experts_shape, work};
+use crate::plan::{
+    COUNTS_BYTES, Plan, attend_heads, attend_kernels, check_kv, check_model, experts_shape, work,
+};
 use crate::record::{Capture, Recorded, not_built};
 use crate::sampler::Sampler;
 use crate::staging::Staging;
@@ -437,7 +439,7 @@ impl Reserved {
         let (heads, properties) = (attend_heads(reserve), device.properties());
         let attention = Attention {
             heads,
-            kernels: AttendKernels::new(properties, sizes.element, &heads),
+            kernels: attend_kernels(reserve, properties, sizes.element),
             work: work(reserve, properties, sizes.element, sizes.order),
             scratch: DeviceMem::new(device, sizes.attention)?,
         };
@@ -488,7 +490,8 @@ impl Reserved {
         }
         let half = self.reserve.pages * self.page_bytes;
         let keys = self.cache.address().plus(2 * layer * half);
-        Ok(CacheLayer { keys, values: keys.plus(half), page_size: self.reserve.page_size })
+        let (page_size, element) = (self.reserve.page_size, self.reserve.kv_dtype.into());
+        Ok(CacheLayer { keys, values: keys.plus(half), page_size, element })
     }
 
     pub(crate) fn last_tokens(&self) -> Address {

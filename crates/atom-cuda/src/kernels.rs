@@ -31,7 +31,7 @@ macro_rules! headers {
 }
 
 headers! {
-    "dependent.cuh" "e4m3.cuh" "experts_choices.cuh" "hopper.cuh" "hopper_attend.cuh" "rows.cuh" "sample.cuh" "sample_search.cuh" "stream.cuh"
+    "attend_split_bf16.cuh" "attend_split_e4m3.cuh" "attend_tiles_e4m3.cuh" "dependent.cuh" "e4m3.cuh" "experts_choices.cuh" "hopper.cuh" "hopper_attend.cuh" "rows.cuh" "sample.cuh" "sample_search.cuh" "stream.cuh"
 }
 
 macro_rules! sources {
@@ -84,8 +84,14 @@ sources! {
         &["CLUSTER=2", "EACH=64", "STAGES=6", "OUT=3"],
     ];
     "attend_simple" &[&[]];
-    "attend_split" &[&["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"], &["WIDTH=128", "SMALL_SHARED"]];
-    "attend_tiles" &[&["WIDTH=64"], &["WIDTH=96"], &["WIDTH=128"], &["WIDTH=256"]];
+    "attend_split" &[
+        &["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"], &["WIDTH=128", "SMALL_SHARED"],
+        &["WIDTH=64", "E4M3"], &["WIDTH=128", "E4M3"], &["WIDTH=256", "E4M3"], &["WIDTH=128", "SMALL_SHARED", "E4M3"],
+    ];
+    "attend_tiles" &[
+        &["WIDTH=64"], &["WIDTH=96"], &["WIDTH=128"], &["WIDTH=256"],
+        &["WIDTH=64", "E4M3"], &["WIDTH=96", "E4M3"], &["WIDTH=128", "E4M3"], &["WIDTH=256", "E4M3"],
+    ];
     "experts_simple" &[&[]];
     "experts_plan" &[&[]];
     "experts_few" &[&["DEPTH=4"], &["DEPTH=6"]];

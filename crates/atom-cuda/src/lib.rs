@@ -51,7 +51,7 @@ pub use blas_fp8::Fp8Blas;
 pub use compile::{Compiler, Program};
 pub use cudarc::driver::sys::{CUtensorMapDataType as MapElement, CUtensorMapSwizzle as MapSwizzle};
 pub use device::{Device, Event, Properties, Stream};
-pub use element::Element;
+pub use element::{Element, KvElement};
 pub use error::CudaError;
 pub use fp8::Fp8Form;
 pub use gate::{Gate, GateAt};

@@ -3,7 +3,7 @@
 use crate::blas::launches_max;
 use crate::buffers::Places;
 use crate::device::Properties;
-use crate::element::Element;
+use crate::element::{Element, KvElement};
 use crate::error::CudaError;
 use crate::fp8;
 use crate::fuse::{Step, fuse};
@@ -104,6 +104,7 @@ impl Sizer {
     /// # Errors
     /// The model has a size that no kernel takes: [`CudaError::Unsupported`] with the numbers.
     pub fn add(&mut self, recording: &Recording, reserve: &Reserve) -> Result<(), CudaError> {
+        check_kv(reserve.kv_dtype, self.shelf.element())?;
         check_model(reserve)?;
         let codes = |weight| self.shelf.codes(weight);
         let steps = fuse(recording, self.shelf.element(), self.order, codes, &self.properties);
@@ -154,7 +155,11 @@ impl Sizer {
             counts: self.counts,
             workspace: crate::blas::WORKSPACE_BYTES,
             driver: DRIVER_BYTES + self.recordings * NODE_BYTES,
-            page: 2 * reserve.layers * head * element.bytes() * reserve.page_size,
+            page: 2
+                * reserve.layers
+                * head
+                * KvElement::from(reserve.kv_dtype).bytes(element)
+                * reserve.page_size,
         }
     }
 }
@@ -261,6 +266,10 @@ pub(crate) fn attend_heads(reserve: &Reserve) -> AttendHeads {
     }
 }
 
+pub(crate) fn attend_kernels(reserve: &Reserve, properties: &Properties, element: Element) -> AttendKernels {
+    AttendKernels::new(properties, element, reserve.kv_dtype.into(), &attend_heads(reserve))
+}
+
 /// What work lists are made for; `None` where the plain kernel does everything.
 pub(crate) fn work(
     reserve: &Reserve,
@@ -268,11 +277,11 @@ pub(crate) fn work(
     element: Element,
     order: SumOrder,
 ) -> Option<WorkSpec> {
-    AttendKernels::new(properties, element, &attend_heads(reserve)).work(0, order == SumOrder::Fixed)
+    attend_kernels(reserve, properties, element).work(0, order == SumOrder::Fixed)
 }
 
 fn attention_bytes(reserve: &Reserve, properties: &Properties, element: Element, order: SumOrder) -> usize {
-    let kernels = AttendKernels::new(properties, element, &attend_heads(reserve));
+    let kernels = attend_kernels(reserve, properties, element);
     work(reserve, properties, element, order).map_or(0, |work| kernels.scratch_bytes(work.slots))
 }
 
@@ -320,13 +329,13 @@ pub(crate) fn check_model(reserve: &Reserve) -> Result<(), CudaError> {
     Ok(())
 }
 
-/// The type of the cache's elements is that of activations.
+/// The type of the cache's elements is that of activations, or e4m3.
 pub(crate) fn check_kv(kv: KvDType, element: Element) -> Result<(), CudaError> {
     match (kv, element) {
-        (KvDType::BF16, Element::BF16) | (KvDType::F32, Element::F32) => Ok(()),
+        (KvDType::BF16, Element::BF16) | (KvDType::F32, Element::F32) | (KvDType::E4M3, _) => Ok(()),
         _ => Err(CudaError::Unsupported(format!(
             "a KV cache of {kv:?} beside activations of {element:?} is not built yet on a GPU; leave --kv-cache-dtype \
-             at auto"
+             at auto, or make it fp8"
         ))),
     }
 }
@@ -378,6 +387,45 @@ mod tests {
             vocab,
             samples: true,
             poison: false,
+        }
+    }
+
+    #[test]
+    fn a_page_of_e4m3_takes_half_of_one_of_bf16() {
+        let properties = Properties {
+            name: String::new(),
+            capability: (9, 0),
+            processors: 132,
+            shared_bytes_max: 232_448,
+            l2_bytes: 0,
+        };
+        let sizes = |element, kv_dtype| {
+            Sizer::new(element, &properties).sizes(&Reserve { kv_dtype, ..reserve(512, 64, 64) })
+        };
+        let [half, whole] = [KvDType::E4M3, KvDType::BF16].map(|kv| sizes(Element::BF16, kv));
+        // 2 tensors, 1 layer, 1 head of 64, 16 positions.
+        assert_eq!((half.page, whole.page), (2 * 64 * 16, 4 * 64 * 16));
+        assert_eq!(Sizes { page: whole.page, ..half }, whole, "nothing else changes");
+        let budget = (whole.fixed() + 10 * whole.page) as u64;
+        assert_eq!([half, whole].map(|sizes| sizes.pages_within(budget).unwrap()), [20, 10]);
+        assert_eq!(sizes(Element::F32, KvDType::E4M3).page, half.page);
+    }
+
+    #[test]
+    fn types_of_the_cache_that_no_kernel_takes_are_refused() {
+        for (kv, element, is_taken) in [
+            (KvDType::BF16, Element::BF16, true),
+            (KvDType::F32, Element::F32, true),
+            (KvDType::E4M3, Element::BF16, true),
+            (KvDType::E4M3, Element::F32, true),
+            (KvDType::F16, Element::BF16, false),
+            (KvDType::F16, Element::F32, false),
+            (KvDType::F32, Element::BF16, false),
+            (KvDType::BF16, Element::F32, false),
+        ] {
+            let refused = check_kv(kv, element).err().map(|error| error.to_string());
+            assert_eq!(refused.is_none(), is_taken, "{kv:?} {element:?}: {refused:?}");
+            assert!(refused.is_none_or(|text| text.contains(&format!("{kv:?}")) && text.contains("fp8")));
         }
     }
 
