@@ -25,6 +25,7 @@ struct Quantised {
     u8* codes;
     float* scales;
     u32 stride;
+    u32 in_turn; // the next kernel may start only when those before are done
 };
 
 /// Largest over the threads of a block, as block_sum is the sum.
@@ -114,8 +115,9 @@ __device__ __forceinline__ void quantise(const Held (&x)[COUNT], u32 row, u32 wi
 
 extern "C" __global__ void __maxnreg__(48) quantise_bf16(const bf16* x, u32 width, Quantised out, Extent extent) {
     __shared__ u32 of_warps[2][32];
-    let_next_start();
+    if (!out.in_turn) let_next_start();
     wait_for_inputs();
+    if (out.in_turn) let_next_start();
     u32 turn = 0;
     for (u32 row = blockIdx.x; row < extent.capacity(); row += gridDim.x) {
         if (!extent.has(row)) continue;

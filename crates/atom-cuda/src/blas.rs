@@ -97,6 +97,12 @@ impl Blas {
         library.check("cublasLtCreate", unsafe { library.cublasLtCreate(&raw mut handle) })?;
         // SAFETY: it takes nothing.
         let version = unsafe { library.cublasLtGetVersion() };
+        if order == SumOrder::Fixed && version / 100 != FIXED_VERSION {
+            tracing::warn!(
+                "sums in a fixed order were checked with cuBLASLt 13.1, this is {version}: `gpu_check blas` and `gpu_models \
+                 deterministic` tell whether they have one order here too"
+            );
+        }
         let properties = device.properties();
         let of = format!(
             "{}, {} multiprocessors; cuBLASLt {version}; sums {order:?}; {FORM}",
@@ -439,6 +445,8 @@ pub(crate) fn data_type(element: Element) -> lt::cudaDataType {
     }
 }
 
+/// The version, without its patch, whose kernels were seen to add in one order.
+const FIXED_VERSION: usize = 1301;
 /// Choices of the library that are looked at for it.
 const FIXED_CANDIDATES: usize = 16;
 /// Changes with the way that algorithms are chosen and kept.

@@ -105,6 +105,39 @@ pub(crate) fn choose(parts: &[Slice], stays: Result<(), &'static str>) -> Choice
     )
 }
 
+/// What becomes of the experts of a layer: all alike, and by rules in which outputs and inputs are the same, so that one answer
+/// holds for both products of a layer, whose outputs are the other's inputs.
+pub(crate) fn choose_experts(experts: &[Vec<Slice>], stays: Result<(), &'static str>) -> Choice {
+    let mut choices = experts.iter().map(|parts| choose(parts, stays));
+    let Some(first) = choices.next() else { return Choice::Plain };
+    if choices.any(|choice| choice != first) {
+        return Choice::Expand("the experts of a layer are stored or scaled in different ways");
+    }
+    if !matches!(first, Choice::Keep(_)) {
+        return first;
+    }
+    let parts = || experts.iter().flatten();
+    let all_sides =
+        |holds: fn(usize) -> bool| parts().flat_map(|part| [part.rows.len(), part.cols.len()]).all(holds);
+    if parts().any(is_in_blocks) {
+        if parts().all(begins_a_block) && all_sides(|side| side.is_multiple_of(BLOCK)) {
+            return Choice::Keep(Fp8Form::Block);
+        }
+        // A single block is a scale of the matrix.
+        if !parts().all(|part| is_by_output(part) && begins_a_block(part)) || !all_sides(|side| side <= BLOCK)
+        {
+            return Choice::Expand(
+                "experts in FP8 with scales of blocks take blocks of 128 x 128, and a hidden size and a width that are \
+                 multiples of 128",
+            );
+        }
+    }
+    if !all_sides(|side| side.is_multiple_of(GRANULE)) {
+        return Choice::Expand("experts in FP8 take a hidden size and a width that are multiples of 16");
+    }
+    Choice::Keep(Fp8Form::Channel)
+}
+
 /// The scales of parts, as kernels have them.
 pub(crate) fn scales(parts: &[Slice], form: Fp8Form) -> Vec<f32> {
     let mut values = Vec::new();
@@ -126,6 +159,12 @@ pub(crate) fn scales(parts: &[Slice], form: Fp8Form) -> Vec<f32> {
 /// Whether every row of a slice has one scale.
 fn is_by_output(part: &Slice) -> bool {
     part.tensor.scale_block().is_some_and(|([_, wide], _)| wide >= part.tensor.cols())
+}
+
+/// Whether scales are neither one of the matrix nor those of its rows.
+fn is_in_blocks(part: &Slice) -> bool {
+    let whole = [part.tensor.rows(), part.tensor.cols()];
+    part.tensor.scale_block().is_some_and(|(block, _)| block == [BLOCK; 2] || block[0] > 1 && block != whole)
 }
 
 fn begins_a_block(part: &Slice) -> bool {
@@ -186,6 +225,38 @@ mod tests {
         let part = Slice { rows: 128..256, cols: 128..320, ..codes(256, 320, BLOCKS) };
         assert_eq!(choose(std::slice::from_ref(&part), Ok(())), Choice::Keep(Fp8Form::Block));
         assert_eq!(scales(&[part], Fp8Form::Block), [5., 6., 0., 0.]);
+    }
+
+    #[test]
+    fn experts_stay_codes_if_all_do_and_both_products_can() {
+        let keeps = |experts: &[Vec<Slice>]| choose_experts(experts, Ok(()));
+        let gate_up = |form, width, hidden| vec![codes(width, hidden, form), codes(width, hidden, form)];
+        // Width and hidden size, and what becomes of both products.
+        for (form, width, hidden, expected) in [
+            (Fp8Scales::Tensor, 48, 80, Some(Fp8Form::Channel)),
+            (Fp8Scales::Channel, 48, 80, Some(Fp8Form::Channel)),
+            (Fp8Scales::Channel, 40, 64, None),
+            (BLOCKS, 256, 384, Some(Fp8Form::Block)),
+            (BLOCKS, 128, 384, Some(Fp8Form::Block)),
+            (BLOCKS, 128, 128, Some(Fp8Form::Block)),
+            (BLOCKS, 48, 128, Some(Fp8Form::Channel)),
+            (BLOCKS, 48, 256, None),
+            (BLOCKS, 128, 320, None),
+            (BLOCKS, 160, 192, None),
+            (Fp8Scales::Block { rows: 64, cols: 128 }, 256, 128, None),
+        ] {
+            for experts in [gate_up(form, width, hidden), vec![codes(hidden, width, form)]] {
+                let found = keeps(&[experts.clone(), experts]);
+                match expected {
+                    Some(form) => assert_eq!(found, Choice::Keep(form), "{width} of {hidden}"),
+                    None => assert!(matches!(found, Choice::Expand(_)), "{found:?} for {width} of {hidden}"),
+                }
+            }
+        }
+        let channel = gate_up(Fp8Scales::Channel, 128, 128);
+        let mixed = [channel.clone(), gate_up(BLOCKS, 128, 256)];
+        assert!(matches!(keeps(&mixed), Choice::Expand(_)));
+        assert_eq!(choose_experts(&[channel], Err("why")), Choice::Expand("why"));
     }
 
     #[test]

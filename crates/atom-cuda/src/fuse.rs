@@ -10,10 +10,11 @@ use crate::device::Properties;
 use crate::element::Element;
 use crate::few_rows::FewRows;
 use crate::fp8::Fp8Form;
+use crate::launch::attend_few::AttendFew;
 use crate::launch::linear_fp8::Fp8Product;
 use crate::launch::linear_small::{SmallOut, SmallProduct};
 use crate::order::SumOrder;
-use atom_ops::{Buf, Op, Recording, Weight};
+use atom_ops::{AttentionSpec, Buf, Extent, Op, Recording, Weight};
 
 /// One step of a recording.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,6 +27,19 @@ pub(crate) enum Step<'a> {
     Product(Fused),
     /// A product with weights of FP8, whatever its rows, behind the quantising of its inputs.
     Fp8(FusedFp8),
+    /// Attention of few rows with what stands in front of it.
+    Attend(FewAttention<'a>),
+}
+
+/// See [`AttendFew`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct FewAttention<'a> {
+    /// As the product left it.
+    pub(crate) qkv: Buf,
+    pub(crate) layer: usize,
+    pub(crate) qk_norm: Option<(Weight, Weight, f32)>,
+    pub(crate) spec: &'a AttentionSpec,
+    pub(crate) out: Buf,
 }
 
 /// See [`SmallProduct`].
@@ -61,6 +75,7 @@ impl Step<'_> {
             Self::Op(op) => op.name(),
             Self::Norm { .. } => "norm",
             Self::Product(_) | Self::Fp8(_) => "linear",
+            Self::Attend(_) => "attend",
         }
     }
 
@@ -69,6 +84,7 @@ impl Step<'_> {
         let (reads, makes) = match *self {
             Self::Op(op) => return uses(op),
             Self::Norm { x, out, .. } => (vec![x], vec![out]),
+            Self::Attend(FewAttention { qkv, out, .. }) => (vec![qkv], vec![out]),
             Self::Product(Fused { x, out, product: SmallProduct { out: made, .. }, .. })
             | Self::Fp8(FusedFp8 { x, out, product: Fp8Product { out: made, .. }, .. }) => match made {
                 SmallOut::Residual => (vec![x, out], Vec::new()),
@@ -84,18 +100,20 @@ impl Step<'_> {
     }
 }
 
-/// The steps of `recording` on such a GPU, in order. `codes` says which matrices are FP8.
+/// The steps of `recording` on such a GPU, in order; with the kernel for attention of few rows, if there is one. `codes` says
+/// which matrices are FP8.
 pub(crate) fn fuse<'a>(
     recording: &'a Recording,
     element: Element,
     order: SumOrder,
     codes: impl Fn(Weight) -> Option<Fp8Form>,
     properties: &Properties,
+    few: Option<&AttendFew>,
 ) -> Vec<Step<'a>> {
     let takes = |product: &SmallProduct| {
         element == Element::BF16 && FewRows::choose(product, order, properties).is_some()
     };
-    fuse_where(recording, element, codes, takes)
+    fuse_attention(fuse_where(recording, element, codes, takes), recording, few)
 }
 
 fn fuse_where<'a>(
@@ -144,6 +162,31 @@ fn fuse_where<'a>(
         let product = SmallProduct { norms: true, ..fused.product };
         if is_exact(x) && fused.out != x && takes(&product) && is_left_alone(&steps, index, reader, x) {
             steps[reader] = Some(Step::Product(Fused { x, norm: Some((weight, eps)), product, ..fused }));
+            steps[index] = None;
+        }
+    }
+    steps.into_iter().flatten().collect()
+}
+
+/// Steps whose layers' norms of heads, rotary embedding, cache and attention are one kernel each, if `few` takes the bucket.
+/// Nobody else may want q, k and v as they are between.
+fn fuse_attention<'a>(
+    steps: Vec<Step<'a>>,
+    recording: &'a Recording,
+    few: Option<&AttendFew>,
+) -> Vec<Step<'a>> {
+    if !few.is_some_and(|few| few.takes(recording.shape().rows)) {
+        return steps;
+    }
+    let mut steps: Vec<Option<Step<'a>>> = steps.into_iter().map(Some).collect();
+    for index in 0..steps.len() {
+        let Some(Step::Op(Op::RotateAndCache { qkv, layer, qk_norm, spec })) = steps[index] else { continue };
+        let Some(reader) = only_reader(&steps, index, *qkv) else { continue };
+        let Some(Step::Op(Op::Attend { layer: of, out, .. })) = steps[reader] else { continue };
+        let is_rows = recording.buffers()[usize::from(qkv.0)].extent == Extent::Rows;
+        if of == layer && out != qkv && is_rows && is_left_alone(&steps, index, reader, *out) {
+            let (qkv, layer, qk_norm, out) = (*qkv, *layer, *qk_norm, *out);
+            steps[reader] = Some(Step::Attend(FewAttention { qkv, layer, qk_norm, spec, out }));
             steps[index] = None;
         }
     }

@@ -31,7 +31,7 @@ macro_rules! headers {
 }
 
 headers! {
-    "attend_split_bf16.cuh" "attend_split_e4m3.cuh" "attend_tiles_e4m3.cuh" "dependent.cuh" "e4m3.cuh" "experts_choices.cuh" "hopper.cuh" "hopper_attend.cuh" "rows.cuh" "sample.cuh" "sample_search.cuh" "stream.cuh"
+    "attend_split_bf16.cuh" "attend_split_e4m3.cuh" "attend_tiles_e4m3.cuh" "dependent.cuh" "e4m3.cuh" "experts_choices.cuh" "hopper.cuh" "hopper_attend.cuh" "hopper_fp8.cuh" "rows.cuh" "sample.cuh" "sample_search.cuh" "stream.cuh"
 }
 
 macro_rules! sources {
@@ -88,6 +88,7 @@ sources! {
         &["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"], &["WIDTH=128", "SMALL_SHARED"],
         &["WIDTH=64", "E4M3"], &["WIDTH=128", "E4M3"], &["WIDTH=256", "E4M3"], &["WIDTH=128", "SMALL_SHARED", "E4M3"],
     ];
+    "attend_few" &[&["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"]];
     "attend_tiles" &[
         &["WIDTH=64"], &["WIDTH=96"], &["WIDTH=128"], &["WIDTH=256"],
         &["WIDTH=64", "E4M3"], &["WIDTH=96", "E4M3"], &["WIDTH=128", "E4M3"], &["WIDTH=256", "E4M3"],
@@ -97,6 +98,12 @@ sources! {
     "experts_few" &[&["DEPTH=4"], &["DEPTH=6"]];
     "experts_small" &[&["ROW_TILES=1", "DEPTH=4"], &["ROW_TILES=2", "DEPTH=4"]];
     "experts_gemm" &[&["CLUSTER=1"], &["CLUSTER=2"]];
+    "experts_fp8" &[
+        &["SCALE_BLOCKS=0", "CLUSTER=1"],
+        &["SCALE_BLOCKS=0", "CLUSTER=2"],
+        &["SCALE_BLOCKS=1", "CLUSTER=1"],
+        &["SCALE_BLOCKS=1", "CLUSTER=2"],
+    ];
     "sample" &[&[]];
     "sample_finish" &[&[]];
     "sample_load" &[&[]];

@@ -3,6 +3,7 @@
 //! Grids come from capacities and the GPU only. A capture fixes them, so they must not depend on a step.
 
 pub mod attend;
+pub mod attend_few;
 pub mod experts;
 pub mod linear_fp8;
 pub mod linear_rows;

@@ -58,7 +58,7 @@ pub use gate::{Gate, GateAt};
 pub use gpu::{Gpu, GpuOptions};
 pub use graph::Graph;
 pub use kernels::{Kernels, Queue, SOURCES, Source};
-pub use landing::Landing;
+pub use landing::{Landing, Pace};
 pub use layout::{Layout, Limits};
 pub use library::Search;
 pub use mapped::Mapped;

@@ -8,6 +8,7 @@ use crate::error::CudaError;
 use crate::fp8;
 use crate::fuse::{Step, fuse};
 use crate::launch::attend::{AttendHeads, AttendKernels};
+use crate::launch::attend_few::AttendFew;
 use crate::launch::experts::{Experts, ExpertsShape};
 use crate::launch::rope::head_dim_max;
 use crate::launch::sample::{SampleMemory, VOCAB_MAX};
@@ -107,17 +108,18 @@ impl Sizer {
         check_kv(reserve.kv_dtype, self.shelf.element())?;
         check_model(reserve)?;
         let codes = |weight| self.shelf.codes(weight);
-        let steps = fuse(recording, self.shelf.element(), self.order, codes, &self.properties);
+        let few = attend_few(reserve, &self.properties, self.shelf.element(), self.order);
+        let steps = fuse(recording, self.shelf.element(), self.order, codes, &self.properties, few.as_ref());
         let quantised = steps.iter().filter_map(|step| match step {
             Step::Fp8(fused) => Some(fused.product.scratch_bytes()),
-            Step::Op(_) | Step::Norm { .. } | Step::Product(_) => None,
+            Step::Op(_) | Step::Norm { .. } | Step::Product(_) | Step::Attend(_) => None,
         });
         self.quantised = self.quantised.max(quantised.max().unwrap_or(0));
         self.room = self.room.max(Places::new(recording, &steps, self.shelf.element()).bytes);
         let limits = limits(reserve, &self.properties, self.shelf.element(), self.order);
         self.staging = self.staging.max(Layout::new(&recording.shape(), &limits).end);
-        let experts =
-            recording.ops().iter().filter_map(|op| experts_shape(recording, op, self.shelf.element()));
+        let shape = |op| experts_shape(recording, op, self.shelf.element(), codes);
+        let experts = recording.ops().iter().filter_map(shape);
         let bytes = experts
             .map(|shape| Experts::in_order(shape, self.order, &self.properties).workspace_bytes())
             .max();
@@ -280,18 +282,50 @@ pub(crate) fn work(
     attend_kernels(reserve, properties, element).work(0, order == SumOrder::Fixed)
 }
 
+/// The kernel for steps of few rows. Where all rows have one order of sums there is none, and a cache of another type than
+/// bf16 is not for it.
+pub(crate) fn attend_few(
+    reserve: &Reserve,
+    properties: &Properties,
+    element: Element,
+    order: SumOrder,
+) -> Option<AttendFew> {
+    if order == SumOrder::Fixed || reserve.kv_dtype != KvDType::BF16 {
+        return None;
+    }
+    AttendFew::new(properties, element, &attend_heads(reserve), reserve.page_size)
+}
+
+/// Of the kernels for lists, then of the one for few rows.
 fn attention_bytes(reserve: &Reserve, properties: &Properties, element: Element, order: SumOrder) -> usize {
+    letters_offset(reserve, properties, element, order)
+        + attend_few(reserve, properties, element, order).map_or(0, |few| few.letters_bytes())
+}
+
+/// Where the letters begin in the scratch of attention.
+pub(crate) fn letters_offset(
+    reserve: &Reserve,
+    properties: &Properties,
+    element: Element,
+    order: SumOrder,
+) -> usize {
     let kernels = attend_kernels(reserve, properties, element);
-    work(reserve, properties, element, order).map_or(0, |work| kernels.scratch_bytes(work.slots))
+    let lists = work(reserve, properties, element, order).map_or(0, |work| kernels.scratch_bytes(work.slots));
+    lists.next_multiple_of(LETTERS_ALIGN)
 }
 
 pub(crate) fn sample_memory(reserve: &Reserve) -> SampleMemory {
     SampleMemory::new(reserve.vocab, reserve.top.out_rows, reserve.slots)
 }
 
-/// The shape of an operator of experts, `None` for others.
-pub(crate) fn experts_shape(recording: &Recording, op: &Op, element: Element) -> Option<ExpertsShape> {
-    let Op::Experts { x, spec, .. } = op else { return None };
+/// The shape of an operator of experts, `None` for others. `codes` says which weights are FP8.
+pub(crate) fn experts_shape(
+    recording: &Recording,
+    op: &Op,
+    element: Element,
+    codes: impl Fn(Weight) -> Option<fp8::Fp8Form>,
+) -> Option<ExpertsShape> {
+    let Op::Experts { x, gate_up, spec, .. } = op else { return None };
     let (shape, buffer) = (recording.shape(), recording.buffers()[usize::from(x.0)]);
     let lanes = if buffer.extent == Extent::GroupRows { shape.lanes } else { 1 };
     Some(ExpertsShape {
@@ -303,6 +337,7 @@ pub(crate) fn experts_shape(recording: &Recording, op: &Op, element: Element) ->
         hidden: buffer.width,
         width: spec.width,
         element,
+        fp8: codes(*gate_up),
     })
 }
 
@@ -354,6 +389,8 @@ fn mib(bytes: usize) -> String {
     format!("{} MiB", bytes.div_ceil(1 << 20))
 }
 
+/// A line of the cache.
+const LETTERS_ALIGN: usize = 128;
 /// One number, 8 bytes.
 pub(crate) const COUNTS_BYTES: usize = 8;
 /// What the driver hands out memory in.

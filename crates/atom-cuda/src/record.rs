@@ -8,10 +8,11 @@ use crate::element::Element;
 use crate::error::CudaError;
 use crate::few_rows::FewRows;
 use crate::fp8::Stored;
-use crate::fuse::{Fused, FusedFp8, Step};
+use crate::fuse::{FewAttention, Fused, FusedFp8, Step};
 use crate::graph::Graph;
 use crate::kernels::Queue;
 use crate::launch::attend::{self, AttendScratch, AttendStep, TileMaps};
+use crate::launch::attend_few::{self, FewMaps};
 use crate::launch::experts::{Experts, ExpertsArrays, ExpertsMaps, ExpertsPath};
 use crate::launch::linear_fp8::{self, Fp8Operands, Fp8Path};
 use crate::launch::linear_small::SmallOperands;
@@ -96,10 +97,10 @@ impl Capture<'_> {
         }
         let (weights, room) = ((self.weights, self.weights_bytes), &self.reserved.room);
         self.blas.choose_by_time(&products, &Operands { stream: self.queue.stream, weights, room })?;
-        let graph = scene.capture(steps)?;
+        let graph = scene.capture(steps, true)?;
         let counting = if recording.counts_experts() {
             scene.counts = Some(self.reserved.counts()?);
-            Some(scene.capture(steps)?)
+            Some(scene.capture(steps, true)?)
         } else {
             None
         };
@@ -137,12 +138,13 @@ impl Capture<'_> {
         steps: &[Step<'_>],
         count: usize,
     ) -> Result<Graph, OpsError> {
-        self.scene(recording, steps).capture(&steps[..count])
+        self.scene(recording, steps).capture(&steps[..count], count == steps.len())
     }
 }
 
 impl Scene<'_> {
-    fn capture(&self, steps: &[Step<'_>]) -> Result<Graph, OpsError> {
+    /// `ends`: the host is told when all of it is done.
+    fn capture(&self, steps: &[Step<'_>], ends: bool) -> Result<Graph, OpsError> {
         Graph::capture(self.with.queue.stream, || {
             self.begin()?;
             steps.iter().try_for_each(|step| {
@@ -151,7 +153,7 @@ impl Scene<'_> {
                     other => other,
                 })
             })?;
-            self.end()
+            if ends { self.end() } else { Ok(()) }
         })
     }
 
@@ -166,7 +168,7 @@ impl Scene<'_> {
         let reserved = self.with.reserved;
         let results = reserved.sampler.as_ref().map_or(Address::NULL, |sampler| sampler.results());
         // SAFETY: results are for the reserve's out rows, as the landing is; kernels of sampling come before.
-        unsafe { reserved.landing.record(&self.with.queue, self.header(), results) }?;
+        unsafe { reserved.landing.record(&self.with.queue, self.header(), results, self.counts) }?;
         Ok(())
     }
 
@@ -176,6 +178,7 @@ impl Scene<'_> {
             Step::Norm { x, weight, eps, out } => self.norm_rows(x, weight, eps, out),
             Step::Product(ref fused) => self.fused(fused),
             Step::Fp8(ref fused) => self.fp8(fused),
+            Step::Attend(ref fused) => self.attend_few(fused),
         }
     }
 
@@ -403,6 +406,22 @@ impl Scene<'_> {
         spec: &AttentionSpec,
     ) -> Result<(), OpsError> {
         self.heads(qkv, spec)?;
+        let (heads, norms, places) = self.turning(qk_norm, spec)?;
+        let cache = self.with.reserved.cache(layer)?;
+        let (queue, element, heads) = (&self.with.queue, self.element(qkv), (&heads, norms));
+        // SAFETY: see `op`.
+        unsafe {
+            rope::rotate_and_cache(queue, element, self.at(qkv), cache, heads, places, self.real(qkv))
+        }?;
+        Ok(())
+    }
+
+    /// How heads are normed and turned, and for which rows.
+    fn turning(
+        &self,
+        qk_norm: Option<(Weight, Weight, f32)>,
+        spec: &AttentionSpec,
+    ) -> Result<(Heads, Option<HeadNorms>, RowPlaces), OpsError> {
         let norms = match qk_norm {
             None => None,
             Some((q, k, eps)) => {
@@ -419,16 +438,42 @@ impl Scene<'_> {
             magnitude: spec.rotary.magnitude,
             frequencies: self.with.reserved.frequencies.address(),
         };
-        let cache = self.with.reserved.cache(layer)?;
         let places = RowPlaces {
             positions: self.staged(self.layout.positions),
             cache_rows: self.staged(self.layout.cache_rows),
         };
-        let (queue, element, heads) = (&self.with.queue, self.element(qkv), (&heads, norms));
-        // SAFETY: see `op`.
-        unsafe {
-            rope::rotate_and_cache(queue, element, self.at(qkv), cache, heads, places, self.real(qkv))
-        }?;
+        Ok((heads, norms, places))
+    }
+
+    fn attend_step(&self, qkv: Buf, out: Buf) -> AttendStep {
+        let reserved = self.with.reserved;
+        AttendStep {
+            header: self.header(),
+            positions: self.staged(self.layout.positions),
+            row_slots: self.staged(self.layout.row_slots),
+            tables: reserved.tables.address(),
+            table_stride: reserved.reserve.pages_per_sequence,
+            rows: self.recording.shape().rows,
+            qkv: self.at(qkv),
+            out: self.at(out),
+        }
+    }
+
+    /// The whole of a layer's attention in a step of few rows.
+    fn attend_few(&self, fused: &FewAttention<'_>) -> Result<(), OpsError> {
+        let &FewAttention { qkv, layer, qk_norm, spec, out } = fused;
+        self.heads(qkv, spec)?;
+        self.same_type(qkv, out)?;
+        let (queue, reserved) = (&self.with.queue, self.with.reserved);
+        let attention = &reserved.attention;
+        let few = attention.few.as_ref().expect("steps were fused for it");
+        let (heads, norms, places) = self.turning(qk_norm, spec)?;
+        let cache = reserved.cache(layer)?;
+        let pages = (&cache, reserved.reserve.pages);
+        let maps = FewMaps::new(queue.stream.device(), few, &attention.heads, pages)?;
+        let (heads, step) = ((&heads, norms, &attention.heads), (&self.attend_step(qkv, out), places));
+        // SAFETY: see `op`; a plan's rows of a slot are one span, and pages that others may read are full before.
+        unsafe { attend_few::attend_few(queue, few, heads, step, (&cache, &maps), attention.letters()) }?;
         Ok(())
     }
 
@@ -439,16 +484,7 @@ impl Scene<'_> {
         let (queue, reserved) = (&self.with.queue, self.with.reserved);
         let (reserve, attention) = (&reserved.reserve, &reserved.attention);
         let (heads, cache) = (&attention.heads, reserved.cache(layer)?);
-        let step = AttendStep {
-            header: self.header(),
-            positions: self.staged(self.layout.positions),
-            row_slots: self.staged(self.layout.row_slots),
-            tables: reserved.tables.address(),
-            table_stride: reserve.pages_per_sequence,
-            rows: self.recording.shape().rows,
-            qkv: self.at(qkv),
-            out: self.at(out),
-        };
+        let step = self.attend_step(qkv, out);
         let Some(work) = attention.work else {
             // SAFETY: see `op`.
             unsafe { attend::simple(queue, self.element(qkv), heads, &step, &cache) }?;
@@ -500,22 +536,37 @@ impl Scene<'_> {
         };
         let hidden = self.spec(x).width;
         self.same_type(x, out)?;
+        let codes = |weight| self.with.shelf.codes(weight);
+        let shape = experts_shape(self.recording, op, self.element(x), codes).expect("called for experts");
+        let weights = self.with.weights;
         let experts = |weight, wanted: (usize, usize)| match self.with.shelf.loaded(weight)? {
-            Loaded::Experts { held, outputs, inputs, at, .. } => {
+            Loaded::Experts { held, outputs, inputs, at, stored } => {
                 equal("experts", held, spec.held)?;
                 equal("outputs of an expert", outputs, wanted.0)?;
                 equal("inputs of an expert", inputs, wanted.1)?;
-                Ok(self.with.weights.plus(at))
+                match (stored, shape.fp8) {
+                    (Stored::Plain, None) => Ok((weights.plus(at), Address::NULL)),
+                    (Stored::Fp8 { form, scales }, Some(wanted)) if form == wanted => {
+                        Ok((weights.plus(at), weights.plus(scales)))
+                    }
+                    (found, wanted) => Err(OpsError::Weights(format!(
+                        "a layer's gate and up are {wanted:?} and its down is {found:?}; a GPU takes both in FP8 with \
+                         scales of one form, or neither"
+                    ))),
+                }
             }
             _ => Err(OpsError::Weights(format!("{weight:?} is no layer's experts"))),
         };
         let real = self.real(x);
+        let (gate_up, gate_up_scales) = experts(gate_up, (2 * spec.width, hidden))?;
+        let (down, down_scales) = experts(down, (hidden, spec.width))?;
         let arrays = ExpertsArrays {
             real_rows: real.counts,
             x: self.at(x),
             routes: self.at(routes),
-            gate_up: experts(gate_up, (2 * spec.width, hidden))?,
-            down: experts(down, (hidden, spec.width))?,
+            gate_up,
+            down,
+            scales: [gate_up_scales, down_scales],
             gated: self.at(gated),
             workspace: self.with.reserved.experts.address(),
             out: self.at(out),
@@ -523,10 +574,10 @@ impl Scene<'_> {
             sums,
         };
         let (queue, device) = (&self.with.queue, self.with.queue.stream.device());
-        let shape = experts_shape(self.recording, op, self.element(x)).expect("called for experts");
         let kernels = Experts::in_order(shape, self.with.blas.order(), device.properties());
         let maps = match kernels.path() {
             ExpertsPath::Grouped { cluster } => Some(ExpertsMaps::new(device, &shape, &arrays, cluster)?),
+            ExpertsPath::Fp8 { cluster } => Some(ExpertsMaps::fp8(device, &kernels, &arrays, cluster)?),
             _ => None,
         };
         // SAFETY: see `op`.

@@ -100,10 +100,13 @@ impl Shelf {
         found.ok_or_else(|| OpsError::Weights(format!("{weight:?} was never loaded")))
     }
 
-    /// How a matrix of FP8 codes is scaled; `None` for all else.
+    /// How a matrix of FP8 codes, or a layer's experts of such, is scaled; `None` for all else.
     pub(crate) fn codes(&self, weight: Weight) -> Option<Fp8Form> {
         match self.loaded.get(weight.0 as usize) {
-            Some(Loaded::Matrix { stored: Stored::Fp8 { form, .. }, .. }) => Some(*form),
+            Some(
+                Loaded::Matrix { stored: Stored::Fp8 { form, .. }, .. }
+                | Loaded::Experts { stored: Stored::Fp8 { form, .. }, .. },
+            ) => Some(*form),
             _ => None,
         }
     }
@@ -123,8 +126,7 @@ impl Shelf {
                 return Err(OpsError::Weights("the experts of a layer differ in shape".into()));
             }
         }
-        let stays = self.fp8.and(Err("experts in FP8 are not built yet"));
-        let choice = fp8::choose(first, stays);
+        let choice = fp8::choose_experts(experts, self.fp8);
         let held = experts.len();
         let (at, stored, delivery) = self.place_as(choice, experts.to_vec(), outputs, inputs);
         Ok((self.keep(Loaded::Experts { held, outputs, inputs, at, stored }), delivery))

@@ -72,16 +72,16 @@ pub(crate) fn checks(kit: &mut Kit) -> Result<(), CudaError> {
 }
 
 /// Quantised rows as the kernel should make them.
-struct Expected {
+pub(crate) struct Expected {
     codes: Vec<u8>,
     /// Of each group of a row.
     scales: Vec<f32>,
     /// What the codes mean.
-    values: Vec<f64>,
+    pub(crate) values: Vec<f64>,
 }
 
 /// The rule, in f32 as the kernel has it.
-fn quantised(row: &[f32], form: Fp8Form) -> Expected {
+pub(crate) fn quantised(row: &[f32], form: Fp8Form) -> Expected {
     let group = if form == Fp8Form::Block { 128 } else { row.len() };
     let mut expected = Expected { codes: Vec::new(), scales: Vec::new(), values: Vec::new() };
     for group in row.chunks(group) {

@@ -1,12 +1,14 @@
 //! Checks of every kernel on a GPU against references on the CPU, with fresh random inputs.
 //!
-//! `gpu_check [FAMILY ..]` runs all families or those named (`fp8_bench`, which checks nothing and prints times, only if
-//! it is named); `ATOM_CHECK_SEED` repeats a run. Ends in
-//! `N passed, N failed`.
+//! `gpu_check [FAMILY ..]` runs all families or those named (`fp8_bench` and `experts_bench`, which check nothing and print
+//! times, only if they are named); `ATOM_CHECK_SEED` repeats a run. Ends in `N passed, N failed`.
 
 mod attend;
+mod attend_few;
 mod blas;
 mod experts;
+mod experts_bench;
+mod experts_fp8;
 mod fp8;
 mod fp8_bench;
 mod kit;
@@ -35,11 +37,14 @@ const FAMILIES: &[(&str, Checks)] = &[
     ("rope", rope::checks),
     ("route", route::checks),
     ("attend", attend::checks),
+    ("attend_few", attend_few::checks),
     ("experts", experts::checks),
+    ("experts_fp8", experts_fp8::checks),
     ("sample", sample::checks),
 ];
 
-const BENCHES: &[(&str, Checks)] = &[("fp8_bench", fp8_bench::bench)];
+const BENCHES: &[(&str, Checks)] =
+    &[("fp8_bench", fp8_bench::bench), ("experts_bench", experts_bench::bench)];
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();

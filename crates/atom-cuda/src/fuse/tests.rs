@@ -198,3 +198,57 @@ fn a_residual_that_is_read_before_the_sum_keeps_its_own_addition() {
     let found = all(&layers.head());
     assert_eq!(found[..4], ["embed", "norm, Activations", "norm", "add and norm"]);
 }
+
+fn few() -> AttendFew {
+    let properties = Properties {
+        name: String::new(),
+        capability: (9, 0),
+        processors: 132,
+        shared_bytes_max: 232_448,
+        l2_bytes: 0,
+    };
+    let (sinks, scale) = (crate::memory::Address::NULL, 0.25);
+    let heads = crate::launch::attend::AttendHeads { q: 2, kv: 1, head_dim: 16, scale, window: 0, sinks };
+    AttendFew::new(&properties, Element::BF16, &heads, 64).expect("an H200 has it")
+}
+
+#[test]
+fn attention_of_few_rows_takes_in_norms_rope_and_cache() {
+    let mut layers = Layers::new(4);
+    layers.attention(false);
+    layers.mlp();
+    let (qkv, attended) = (layers.qkv, layers.attended);
+    let recording = layers.head();
+    let plain = fuse_where(&recording, Element::BF16, |_| true);
+    let steps = fuse_attention(plain.clone(), &recording, Some(&few()));
+    assert_eq!(steps.len(), plain.len() - 1);
+    let found: Vec<_> = steps
+        .iter()
+        .filter_map(|step| match step {
+            Step::Attend(few) => Some((few.qkv, few.out, few.layer)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(found, [(qkv, attended, 0)]);
+    assert_eq!(fuse_attention(plain.clone(), &recording, None), plain, "no kernel, nothing fused");
+}
+
+#[test]
+fn attention_of_many_rows_stays_as_it_was() {
+    let mut layers = Layers::new(33);
+    layers.attention(false);
+    let recording = layers.head();
+    let plain = fuse_where(&recording, Element::BF16, |_| true);
+    assert_eq!(fuse_attention(plain.clone(), &recording, Some(&few())), plain);
+}
+
+#[test]
+fn whoever_else_reads_heads_that_were_turned_keeps_them_apart() {
+    let mut layers = Layers::new(4);
+    layers.attention(false);
+    let qkv = layers.qkv;
+    layers.ops.add(qkv, qkv);
+    let recording = layers.head();
+    let plain = fuse_where(&recording, Element::BF16, |_| true);
+    assert_eq!(fuse_attention(plain.clone(), &recording, Some(&few())), plain);
+}

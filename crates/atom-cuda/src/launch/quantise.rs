@@ -79,9 +79,9 @@ impl QuantisedShape {
         Launch::new(self.rows.min(blocks) as u32, threads as u32).overlapping()
     }
 
-    fn words(&self, at: Quantised) -> [u32; 6] {
+    fn words(&self, at: Quantised, in_turn: bool) -> [u32; 6] {
         let ([codes_low, codes_high], [scales_low, scales_high]) = (halves(at.codes), halves(at.scales));
-        [codes_low, codes_high, scales_low, scales_high, self.stride() as u32, 0]
+        [codes_low, codes_high, scales_low, scales_high, self.stride() as u32, u32::from(in_turn)]
     }
 }
 
@@ -96,8 +96,36 @@ pub unsafe fn rows(
     out: Quantised,
     extent: RowExtent,
 ) -> Result<(), CudaError> {
+    // SAFETY: the caller's.
+    unsafe { rows_then(queue, shape, x, out, extent, false) }
+}
+
+/// The same; the next kernel starts only when those before this one are done, so that it may read what they made before
+/// it waits for this one.
+///
+/// # Safety
+/// As for [`rows`].
+pub unsafe fn rows_in_turn(
+    queue: &Queue<'_>,
+    shape: &QuantisedShape,
+    x: Address,
+    out: Quantised,
+    extent: RowExtent,
+) -> Result<(), CudaError> {
+    // SAFETY: the caller's.
+    unsafe { rows_then(queue, shape, x, out, extent, true) }
+}
+
+unsafe fn rows_then(
+    queue: &Queue<'_>,
+    shape: &QuantisedShape,
+    x: Address,
+    out: Quantised,
+    extent: RowExtent,
+    in_turn: bool,
+) -> Result<(), CudaError> {
     assert!(extent.capacity() <= shape.rows, "{shape:?} for {extent:?}");
-    let (out, words) = (shape.words(out), extent.words());
+    let (out, words) = (shape.words(out, in_turn), extent.words());
     let args = [x.into(), (shape.inputs as u32).into(), bytes(&out), bytes(&words)];
     // SAFETY: the caller's.
     unsafe { queue.launch_of(&shape.program(), "quantise_bf16", shape.launch(queue, shape.held()), &args) }
@@ -116,7 +144,7 @@ pub unsafe fn normed_rows(
     extent: RowExtent,
 ) -> Result<(), CudaError> {
     assert!(extent.capacity() <= shape.rows && norm.width == shape.inputs, "{shape:?} for {extent:?}");
-    let (out, words) = (shape.words(out), extent.words());
+    let (out, words) = (shape.words(out, false), extent.words());
     let args = [
         x.into(),
         norm.weight.into(),

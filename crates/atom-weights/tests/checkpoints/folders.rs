@@ -302,6 +302,15 @@ fn a_dummy_needs_a_configuration_and_nothing_else() {
         }
     }
     assert!(Checkpoint::dummy(folder.path().join("absent"), DType::F32).is_err());
+    // Elements are those of synthetic models, but for attention's share of the residual stream.
+    let synthetic = Checkpoint::synthetic(DUMMY_CONFIG, 0).unwrap();
+    for name in exact.names() {
+        let factor = if name.ends_with("o_proj.weight") { 0.1 / 2.0 } else { 1.0 };
+        let (found, other) = (exact.tensor(name).unwrap(), synthetic.tensor(name).unwrap());
+        for (a, b) in dequantize(&found).iter().zip(dequantize(&other)) {
+            assert!((a - factor * b).abs() <= 1e-6 * b.abs(), "{name}: {a}, and {b} in a synthetic model");
+        }
+    }
 }
 
 /// A device makes such tensors from their recipes; who asks for bytes gets those of the others.
