@@ -7,7 +7,9 @@
 
 use super::{CudaBackend, early};
 use crate::device::{Event, Stream};
+use crate::element::KvElement;
 use crate::error::CudaError;
+use crate::fp8::Stored;
 use crate::fuse::{Step, fuse};
 use crate::graph::Graph;
 use crate::kernels::Queue;
@@ -73,7 +75,8 @@ impl CudaBackend {
         let times = graphs_us(&self.stream, &graphs)?;
         let seen: BTreeMap<usize, f64> = counts.into_iter().zip(times).collect();
         let positions = inputs.spans.iter().map(|span| u64::from(span.start + span.rows)).sum();
-        let sizes = Bytes { shelf: &self.shelf, positions, experts_read };
+        let cached = KvElement::from(reserved.reserve.kv_dtype).bytes(element);
+        let sizes = Bytes { shelf: &self.shelf, positions, cached, experts_read };
         let operators = by_kind(&steps, &seen, |step| kind(&self.shelf, step), |step| sizes.of(step));
         let (whole_us, copy_bytes_per_us) = (seen[&steps.len()], copy_bytes_per_us(&self.stream)?);
         Ok(StepTimes { operators, whole_us, copy_bytes_per_us })
@@ -154,19 +157,24 @@ struct Bytes<'a> {
     shelf: &'a Shelf,
     /// Of the cache, over all requests.
     positions: u64,
+    /// Bytes of an element there.
+    cached: usize,
     experts_read: f64,
 }
 
 impl Bytes<'_> {
     fn cache(&self, spec: &AttentionSpec) -> u64 {
-        self.positions * (2 * spec.kv_heads * spec.head_dim * self.shelf.element().bytes()) as u64
+        self.positions * (2 * spec.kv_heads * spec.head_dim * self.cached) as u64
     }
 
     fn of(&self, step: &Step<'_>) -> u64 {
-        let element = self.shelf.element().bytes() as u64;
         let matrix = |weight: Weight| match self.shelf.loaded(weight) {
-            Ok(Loaded::Matrix { outputs, inputs, .. } | Loaded::Experts { outputs, inputs, .. }) => {
-                (outputs * inputs) as u64 * element
+            Ok(
+                Loaded::Matrix { outputs, inputs, stored, .. }
+                | Loaded::Experts { outputs, inputs, stored, .. },
+            ) => {
+                let element = if stored == Stored::Plain { self.shelf.element().bytes() } else { 1 };
+                (outputs * inputs * element) as u64
             }
             _ => 0,
         };
