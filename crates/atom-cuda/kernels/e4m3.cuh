@@ -88,3 +88,8 @@ struct Shift {
         return pack_halves(low_float(pair) * there, high_float(pair) * there);
     }
 };
+
+__device__ __forceinline__ e4m3 to_e4m3(float x) { return {(u8)pack_e4m3(x, 0.0f)}; }
+
+/// Two codes as two halves (f16 has all their values), the lower byte first.
+__device__ __forceinline__ u32 unpack_e4m3(u16 codes) { return to_halves(codes).x; }

@@ -45,7 +45,7 @@ pub fn check(name: &str, host: &Host) {
 }
 
 /// How far a host's scores of the prompts lie from the reference, in logits.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Distance {
     pub mean: f32,
     pub worst: f32,
