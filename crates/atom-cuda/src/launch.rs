@@ -5,9 +5,11 @@
 pub mod attend;
 pub mod attend_few;
 pub mod experts;
+pub mod linear_fp8;
 pub mod linear_rows;
 pub mod linear_small;
 pub mod norm;
+pub mod quantise;
 pub mod rope;
 pub mod route;
 pub mod rows;

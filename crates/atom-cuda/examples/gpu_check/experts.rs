@@ -2,11 +2,11 @@
 
 use crate::kit::Kit;
 use atom_cuda::launch::experts::{Experts, ExpertsArrays, ExpertsMaps, ExpertsPath, ExpertsShape};
-use atom_cuda::{CudaError, Element};
+use atom_cuda::{Address, CudaError, Element};
 
 /// How rows choose.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Choice {
+pub(crate) enum Choice {
     /// All experts alike.
     Any,
     /// As above, and every row also the same one held here.
@@ -16,18 +16,18 @@ enum Choice {
 }
 
 /// A shape, the real rows of its lanes, all experts that there are, and how rows choose.
-struct Case {
-    shape: ExpertsShape,
-    real: Vec<u32>,
-    experts: usize,
-    choice: Choice,
+pub(crate) struct Case {
+    pub(crate) shape: ExpertsShape,
+    pub(crate) real: Vec<u32>,
+    pub(crate) experts: usize,
+    pub(crate) choice: Choice,
 }
 
 /// `[lanes, lane rows, top_k, first, held, hidden, width]`
-fn case(sizes: [usize; 7], real: &[u32], experts: usize, choice: Choice) -> Case {
+pub(crate) fn case(sizes: [usize; 7], real: &[u32], experts: usize, choice: Choice) -> Case {
     let [lanes, lane_rows, top_k, first, held, hidden, width] = sizes;
     let element = Element::BF16;
-    let shape = ExpertsShape { lanes, lane_rows, top_k, first, held, hidden, width, element };
+    let shape = ExpertsShape { lanes, lane_rows, top_k, first, held, hidden, width, element, fp8: None };
     Case { shape, real: real.to_vec(), experts, choice }
 }
 
@@ -98,6 +98,7 @@ fn run(kit: &mut Kit, case: &Case, element: Element, path: ExpertsPath) -> Resul
             routes: routes.address(),
             gate_up: gate_up.address(),
             down: down.address(),
+            scales: [Address::NULL; 2],
             gated: gated.address(),
             workspace: workspace.address(),
             out: out.address(),
@@ -117,13 +118,28 @@ fn run(kit: &mut Kit, case: &Case, element: Element, path: ExpertsPath) -> Resul
         let bound = if element == Element::F32 { 1e-5 } else { 8e-3 };
         let name =
             format!("{path:?} {element:?} to {out_element:?}, sums {sums}, {:?} {shape:?}", case.choice);
-        let expected = if sums { sums_of(&shape, &inputs, &outputs) } else { outputs.clone() };
+        let expected =
+            if sums { sums_of(&shape, &inputs.routes, &inputs.is_real, &outputs) } else { outputs.clone() };
         compare(kit, &name, &found, &expected, bound);
     }
     Ok(())
 }
 
 fn inputs(kit: &mut Kit, case: &Case, element: Element) -> Inputs {
+    let (x, routes, is_real) = routes_and_rows(kit, case, element);
+    let s = &case.shape;
+    let scale = |inputs: usize| 1.0 / (inputs as f32).sqrt();
+    let gate_up = element.rounded(&kit.random(s.held * 2 * s.width * s.hidden, scale(s.hidden)));
+    let down = element.rounded(&kit.random(s.held * s.hidden * s.width, scale(s.width)));
+    Inputs { x, routes, gate_up, down, is_real }
+}
+
+/// `x`, routes, and which rows are real. What nobody may read is NaN.
+pub(crate) fn routes_and_rows(
+    kit: &mut Kit,
+    case: &Case,
+    element: Element,
+) -> (Vec<f32>, Vec<f32>, Vec<bool>) {
     let s = &case.shape;
     let mut routes = vec![f32::NAN; s.rows() * 2 * s.top_k];
     let mut x = element.rounded(&kit.random(s.rows() * s.hidden, 1.0));
@@ -154,18 +170,15 @@ fn inputs(kit: &mut Kit, case: &Case, element: Element) -> Inputs {
             }
         }
     }
-    let scale = |inputs: usize| 1.0 / (inputs as f32).sqrt();
-    let gate_up = element.rounded(&kit.random(s.held * 2 * s.width * s.hidden, scale(s.hidden)));
-    let down = element.rounded(&kit.random(s.held * s.hidden * s.width, scale(s.width)));
-    Inputs { x, routes, gate_up, down, is_real }
+    (x, routes, is_real)
 }
 
 /// The expert held here of each slot.
-fn held(shape: &ExpertsShape, inputs: &Inputs, slot: usize) -> Option<usize> {
+pub(crate) fn held(shape: &ExpertsShape, routes: &[f32], is_real: &[bool], slot: usize) -> Option<usize> {
     let (row, place) = (slot / shape.top_k, slot % shape.top_k);
-    let number = inputs.routes[row * 2 * shape.top_k + place];
+    let number = routes[row * 2 * shape.top_k + place];
     let local = number - shape.first as f32;
-    (inputs.is_real[row] && local >= 0.0 && local < shape.held as f32).then_some(local as usize)
+    (is_real[row] && local >= 0.0 && local < shape.held as f32).then_some(local as usize)
 }
 
 fn dot(a: &[f32], b: impl Iterator<Item = f64>) -> f64 {
@@ -177,7 +190,7 @@ fn reference(shape: &ExpertsShape, inputs: &Inputs) -> Vec<f64> {
     let (hidden, width) = (shape.hidden, shape.width);
     let mut outputs = vec![f64::NAN; shape.choices() * hidden];
     for (slot, output) in outputs.chunks_mut(hidden).enumerate() {
-        let Some(expert) = held(shape, inputs, slot) else { continue };
+        let Some(expert) = held(shape, &inputs.routes, &inputs.is_real, slot) else { continue };
         let x = &inputs.x[slot / shape.top_k * hidden..][..hidden];
         let gate_up = &inputs.gate_up[expert * 2 * width * hidden..][..2 * width * hidden];
         let column =
@@ -197,17 +210,17 @@ fn reference(shape: &ExpertsShape, inputs: &Inputs) -> Vec<f64> {
 }
 
 /// `[rows, hidden]`: NaN in rows that are padding.
-fn sums_of(shape: &ExpertsShape, inputs: &Inputs, outputs: &[f64]) -> Vec<f64> {
+pub(crate) fn sums_of(shape: &ExpertsShape, routes: &[f32], is_real: &[bool], outputs: &[f64]) -> Vec<f64> {
     let mut sums = Vec::with_capacity(shape.rows() * shape.hidden);
     for row in 0..shape.rows() {
-        let start = if inputs.is_real[row] { 0.0 } else { f64::NAN };
+        let start = if is_real[row] { 0.0 } else { f64::NAN };
         let mut sum = vec![start; shape.hidden];
         for place in 0..shape.top_k {
             let slot = row * shape.top_k + place;
-            if held(shape, inputs, slot).is_none() {
+            if held(shape, routes, is_real, slot).is_none() {
                 continue;
             }
-            let weight = f64::from(inputs.routes[row * 2 * shape.top_k + shape.top_k + place]);
+            let weight = f64::from(routes[row * 2 * shape.top_k + shape.top_k + place]);
             let output = &outputs[slot * shape.hidden..][..shape.hidden];
             sum.iter_mut().zip(output).for_each(|(sum, y)| *sum += weight * y);
         }
@@ -217,7 +230,7 @@ fn sums_of(shape: &ExpertsShape, inputs: &Inputs, outputs: &[f64]) -> Vec<f64> {
 }
 
 /// Near where something must be, and untouched elsewhere.
-fn compare(kit: &mut Kit, name: &str, found: &[f32], expected: &[f64], bound: f64) {
+pub(crate) fn compare(kit: &mut Kit, name: &str, found: &[f32], expected: &[f64], bound: f64) {
     let stray = found.iter().zip(expected).filter(|(f, e)| e.is_nan() && !f.is_nan()).count();
     kit.check(name, stray == 0, &format!("{stray} numbers that nobody asked for"));
     let asked = |i: &usize| !expected[*i].is_nan();

@@ -65,13 +65,16 @@ fn words(steps: &[Step<'_>]) -> Vec<String> {
             assert_eq!(fused.norm.is_some(), fused.product.norms);
             format!("{}{:?}", if fused.product.norms { "norm, " } else { "" }, fused.product.out)
         }
+        Step::Fp8(fused) => {
+            format!("{}Fp8 {:?}", if fused.norm.is_some() { "norm, " } else { "" }, fused.product.out)
+        }
         other => other.name().to_owned(),
     };
     steps.iter().map(word).collect()
 }
 
 fn all(recording: &Recording) -> Vec<String> {
-    words(&fuse_where(recording, Element::BF16, |_| true))
+    words(&fuse_where(recording, Element::BF16, |_| None, |_| true))
 }
 
 #[test]
@@ -89,16 +92,43 @@ fn a_dense_layer_is_four_products_with_attention_between() {
 }
 
 #[test]
+fn products_of_fp8_take_in_the_same_if_rows_are_few_and_a_norm_in_any_case() {
+    let layer = |rows| {
+        let mut layers = Layers::new(rows);
+        layers.attention(false);
+        layers.mlp();
+        let recording = layers.head();
+        words(&fuse_where(&recording, Element::BF16, |_| Some(Fp8Form::Channel), |_| false))
+    };
+    let head = ["norm", "pick rows", "Fp8 F32", "sample"];
+    let few = [
+        &["embed", "norm, Fp8 Activations", "rotate and cache", "attend", "Fp8 Residual"][..],
+        &["norm, Fp8 GatedSilu", "Fp8 Residual"],
+        &head,
+    ];
+    // Scales of outputs come in by a kernel behind the product up to 128 rows.
+    assert_eq!(layer(16), few.concat());
+    assert_eq!(layer(128), few.concat());
+    let many = [
+        &["embed", "norm, Fp8 Activations", "rotate and cache", "attend", "Fp8 Activations", "add and norm"]
+            [..],
+        &["Fp8 Activations", "gated SiLU", "Fp8 Activations", "add and norm"],
+        &head[1..],
+    ];
+    assert_eq!(layer(129), many.concat());
+}
+
+#[test]
 fn products_that_are_not_taken_stay_as_they_were_recorded() {
     let mut layers = Layers::new(4);
     layers.attention(false);
     layers.mlp();
     let recording = layers.head();
-    let steps = fuse_where(&recording, Element::BF16, |_| false);
+    let steps = fuse_where(&recording, Element::BF16, |_| None, |_| false);
     assert!(steps.iter().zip(recording.ops()).all(|(step, op)| *step == Step::Op(op)));
     assert_eq!(steps.len(), recording.ops().len());
     // Without norms in front the rest is taken in all the same.
-    let steps = fuse_where(&recording, Element::BF16, |product| !product.norms);
+    let steps = fuse_where(&recording, Element::BF16, |_| None, |product| !product.norms);
     let expected = [
         "embed",
         "norm",

@@ -1,9 +1,12 @@
 //! The experts of a layer: which kernels run is decided by the shape, once, when a bucket is recorded.
 
+mod fp8;
+
 use crate::compile::Program;
 use crate::device::{Device, Properties};
 use crate::element::Element;
 use crate::error::CudaError;
+use crate::fp8::Fp8Form;
 use crate::kernels::Queue;
 use crate::memory::Address;
 use crate::module::{Arg, Launch, TensorMap, Tiling};
@@ -27,8 +30,11 @@ pub struct ExpertsShape {
     pub hidden: usize,
     /// Columns of gate and of up, inputs of down.
     pub width: usize,
-    /// Type of x, weights and gated.
+    /// Type of x and gated, and of weights that are not FP8.
     pub element: Element,
+    /// How weights are scaled if they are FP8; x and gated are bf16 then, and hidden and width multiples of 16 (for blocks:
+    /// of 128).
+    pub fp8: Option<Fp8Form>,
 }
 
 /// The kernels that run a shape.
@@ -53,6 +59,11 @@ pub enum ExpertsPath {
         /// Blocks that share their weights: 2 where products are the time, 1 where reading the weights is.
         cluster: usize,
     },
+    /// As `Grouped`, of FP8 weights and for any number of rows.
+    Fp8 {
+        /// As there.
+        cluster: usize,
+    },
 }
 
 /// A shape with its kernels.
@@ -75,6 +86,8 @@ pub struct ExpertsArrays {
     pub gate_up: Address,
     /// `[held, hidden, width]`
     pub down: Address,
+    /// f32 scales of gate_up and of down, of each expert as [`Fp8Form::scales`] says; not read if weights are not FP8.
+    pub scales: [Address; 2],
     /// Scratch, `[rows, top_k * width]`
     pub gated: Address,
     /// Scratch, [`Experts::workspace_bytes`]; layers may share it.
@@ -144,6 +157,11 @@ impl Experts {
             ExpertsPath::Grouped { cluster } => {
                 vec![Program::plain("experts_plan"), grouped_program(cluster)]
             }
+            ExpertsPath::Fp8 { .. } => {
+                let mut programs = self.fp8_programs();
+                programs.push(Program::plain("experts_plan"));
+                programs
+            }
         }
     }
 
@@ -152,7 +170,7 @@ impl Experts {
         self.workspace().end
     }
 
-    /// Queues it. `maps` are needed by [`ExpertsPath::Grouped`].
+    /// Queues it. `maps` are needed by [`ExpertsPath::Grouped`] and [`ExpertsPath::Fp8`].
     ///
     /// # Safety
     /// The arrays have the shape's sizes and live until the stream (each replay of a captured one) is done; the
@@ -172,6 +190,10 @@ impl Experts {
                 ExpertsPath::Grouped { cluster } => {
                     let maps = maps.expect("whoever records grouped products made their maps");
                     self.grouped(queue, arrays, maps, cluster)
+                }
+                ExpertsPath::Fp8 { cluster } => {
+                    let maps = maps.expect("whoever records grouped products made their maps");
+                    self.fp8(queue, arrays, maps, cluster)
                 }
             }
         }
@@ -396,11 +418,13 @@ impl Experts {
         let (s, choices) = (&self.shape, self.shape.choices());
         let (tile_rows, y_bytes) = match self.path {
             ExpertsPath::Simple | ExpertsPath::Few { .. } => {
-                return Workspace { counts: 0, tiles: 0, slots: 0, histogram: 0, y: 0, end: 0 };
+                return Workspace::default();
             }
             ExpertsPath::Small { row_tiles, .. } => (8 * row_tiles, 4),
             ExpertsPath::Grouped { cluster } => (grouped_tile(cluster), 2),
+            ExpertsPath::Fp8 { cluster } => (fp8::tile(cluster), 2),
         };
+        let quantised = s.fp8.map_or([0; 2], |_| self.quantised().map(|shape| shape.bytes()));
         let mut end = 0;
         let mut place = |bytes: usize| {
             let start = end;
@@ -413,31 +437,39 @@ impl Experts {
             slots: place(4 * choices),
             histogram: place(4 * s.rows().div_ceil(PLAN_ROWS) * s.held),
             y: place(y_bytes * choices * s.hidden),
+            x: place(quantised[0]),
+            gated: place(quantised[1]),
             end,
         }
     }
 }
 
 /// Where the parts of the workspace lie.
+#[derive(Default)]
 struct Workspace<Place> {
     counts: Place,
     tiles: Place,
     slots: Place,
     histogram: Place,
     y: Place,
+    /// Quantised x and gated rows of FP8 weights.
+    x: Place,
+    gated: Place,
     end: Place,
 }
 
 impl Workspace<usize> {
     fn at(self, start: Address) -> Workspace<Address> {
         let at = |offset: usize| start.plus(offset);
-        let Self { counts, tiles, slots, histogram, y, end } = self;
+        let Self { counts, tiles, slots, histogram, y, x, gated, end } = self;
         Workspace {
             counts: at(counts),
             tiles: at(tiles),
             slots: at(slots),
             histogram: at(histogram),
             y: at(y),
+            x: at(x),
+            gated: at(gated),
             end: at(end),
         }
     }
@@ -446,13 +478,16 @@ impl Workspace<usize> {
 impl ExpertsPath {
     fn choose(shape: &ExpertsShape, gpu: &Properties) -> Self {
         match few_depths(shape, gpu.shared_bytes_max as usize) {
-            Some(depths) if Self::has_tensor_cores(shape) => Self::Few { depths },
+            Some(depths) if shape.fp8.is_none() && Self::has_tensor_cores(shape) => Self::Few { depths },
             _ => Self::choose_of_many(shape, gpu),
         }
     }
 
     /// The best that take any number of rows.
     fn choose_of_many(shape: &ExpertsShape, gpu: &Properties) -> Self {
+        if shape.fp8.is_some() {
+            return Self::Fp8 { cluster: fp8::cluster(shape) };
+        }
         if !Self::has_tensor_cores(shape) {
             return Self::Simple;
         }

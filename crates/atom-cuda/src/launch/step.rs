@@ -44,21 +44,23 @@ pub unsafe fn add_bias(
     unsafe { queue.launch("weights", &format!("add_bias_{}", element.suffix()), launch, &args) }
 }
 
-/// Brings the results of the step to the host and says that it has ended.
+/// Brings the results of the step, and what it has counted, to the host and says that it has ended. The count at `count`
+/// begins anew.
 ///
 /// # Safety
-/// `header` is a step's header, `results` has as many results as it says (or is null), and `host` is memory of a
-/// [`crate::Landing`] for as many. Everything before it in the stream waits for what is before itself.
+/// `header` is a step's header, `results` has as many results as it says (or is null), `count` is a `u64` or null, and
+/// `host` is memory of a [`crate::Landing`] for as many results. Everything before it in the stream waits for what is before itself.
 pub unsafe fn publish(
     queue: &Queue<'_>,
     header: Address,
     results: Address,
+    count: Address,
     (host, stride): (Address, usize),
 ) -> Result<(), CudaError> {
     let launch = Launch::new(1, 1024);
     // Kernels of sampling wait for all before them; others may not.
     let launch = if results == Address::NULL { launch } else { launch.overlapping() };
-    let args = [header.into(), results.into(), host.into(), (stride as u32).into()];
+    let args = [header.into(), results.into(), count.into(), host.into(), (stride as u32).into()];
     // SAFETY: the caller's.
     unsafe { queue.launch("step_end", "publish", launch, &args) }
 }
