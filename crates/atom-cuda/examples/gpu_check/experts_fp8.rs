@@ -7,7 +7,7 @@ use crate::kit::Kit;
 use atom_cuda::launch::experts::{
     Experts, ExpertsArrays, ExpertsMaps, ExpertsPath, ExpertsShape, ExpertsThen,
 };
-use atom_cuda::{CudaError, DeviceMem, Element, Fp8Form};
+use atom_cuda::{Address, CudaError, DeviceMem, Element, Fp8Form};
 use atom_weights::{DType, quant};
 
 /// Storing bf16 costs up to 2^-9 of each number: gated values once, outputs of many rows twice.
