@@ -76,7 +76,7 @@ fn layer(
     let properties = kit.device.properties().clone();
     for product in &products {
         kit.load(&product.programs(&properties))?;
-        if product.path() != Fp8Path::Few {
+        if !product.is_ours() {
             fp8_blas.choose(blas, product)?;
         }
     }
@@ -118,7 +118,9 @@ fn layer(
                     _ => quantise::rows(&queue, &shape, gated.address(), operands.x, extent)?,
                 }
                 match product.path() {
-                    Fp8Path::Few => linear_fp8::multiply_few(&queue, product, operands, extent)?,
+                    Fp8Path::Few | Fp8Path::Rows => {
+                        linear_fp8::multiply_few(&queue, product, operands, extent)?
+                    }
                     Fp8Path::Finished => {
                         let unscaled = Fp8Operands { out: sums, ..operands };
                         fp8_blas.multiply(blas, &kit.stream, product, &unscaled)?;
@@ -235,7 +237,7 @@ fn codes(
     let header = kit.header(&[(0, rows as u32)])?;
     let extent = RowExtent::rows(header.address(), rows);
     kit.load(&product.programs(&kit.device.properties().clone()))?;
-    if product.path() != Fp8Path::Few {
+    if !product.is_ours() {
         fp8_blas.choose(blas, &product)?;
     }
     let unscaled = zeros(kit, 4 * rows.min(1024) * outputs)?;
@@ -254,7 +256,9 @@ fn codes(
                     quantise::rows(&kit.queue(), &shape, x, operands.x, extent)?;
                 }
                 match product.path() {
-                    Fp8Path::Few => linear_fp8::multiply_few(&kit.queue(), &product, operands, extent),
+                    Fp8Path::Few | Fp8Path::Rows => {
+                        linear_fp8::multiply_few(&kit.queue(), &product, operands, extent)
+                    }
                     Fp8Path::Finished => {
                         let sums = Fp8Operands { out: unscaled.address(), ..operands };
                         fp8_blas.multiply(blas, &kit.stream, &product, &sums)?;

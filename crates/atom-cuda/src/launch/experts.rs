@@ -1,7 +1,11 @@
 //! The experts of a layer: which kernels run is decided by the shape, once, when a bucket is recorded.
 
+mod combine;
 mod fp8;
+mod one;
 
+use self::combine::COMBINE_NORM_MAX;
+use self::one::{one_depth, one_program};
 use crate::compile::Program;
 use crate::device::{Device, Properties};
 use crate::element::Element;
@@ -293,35 +297,6 @@ impl Experts {
         }
     }
 
-    unsafe fn one(&self, queue: &Queue<'_>, a: &ExpertsArrays, depth: usize) -> Result<(), CudaError> {
-        let s = &self.shape;
-        assert_eq!(s.rows(), 1, "{s:?}");
-        let [who0, who1, who2, who3, who4, who5] = self.choosers(a);
-        // Blocks wait for each other, so there are no more than the GPU holds at a time.
-        let launch = Launch::new(queue.processors(), 512).shared(one_shared(s, depth) as u32).overlapping();
-        let args = [
-            a.x.into(),
-            a.routes.into(),
-            a.gate_up.into(),
-            a.down.into(),
-            a.gated.into(),
-            a.out.into(),
-            a.meeting.into(),
-            who0,
-            who1,
-            who2,
-            who3,
-            who4,
-            who5,
-            int(s.hidden),
-            int(s.width),
-            a.sums_word(),
-        ];
-        let name = format!("experts_one_{}", out_suffix(a.out_element));
-        // SAFETY: the caller's.
-        unsafe { queue.launch_of(&one_program(depth), &name, launch, &args) }
-    }
-
     unsafe fn few(&self, queue: &Queue<'_>, a: &ExpertsArrays, depths: [usize; 2]) -> Result<(), CudaError> {
         let s = &self.shape;
         let [who0, who1, who2, who3, who4, who5] = self.choosers(a);
@@ -468,46 +443,6 @@ impl Experts {
             }
             queue.launch("experts_plan", "experts_place", launch(36), &place_args)
         }
-    }
-
-    unsafe fn combine(
-        &self,
-        queue: &Queue<'_>,
-        a: &ExpertsArrays,
-        y: Address,
-        y_element: Element,
-    ) -> Result<(), CudaError> {
-        let s = &self.shape;
-        let [who0, who1, who2, who3, who4, who5] = self.choosers(a);
-        if let ExpertsThen::AddNorm(norm, normed) = a.then {
-            assert_eq!(norm.width, s.hidden, "{s:?}");
-            let threads = s.hidden.div_ceil(8).next_multiple_of(32) as u32;
-            let launch = Launch::new(s.rows() as u32, threads).overlapping();
-            let args = [
-                y.into(),
-                a.routes.into(),
-                a.out.into(),
-                norm.weight.into(),
-                norm.eps.into(),
-                normed.into(),
-                who0,
-                who1,
-                who2,
-                who3,
-                who4,
-                who5,
-                int(s.hidden),
-            ];
-            let name = format!("experts_combine_norm_{}", y_element.suffix());
-            // SAFETY: the caller's.
-            return unsafe { queue.launch("experts_plan", &name, launch, &args) };
-        }
-        let name = format!("experts_combine_{}_{}", y_element.suffix(), a.out_element.suffix());
-        let launch = Launch::new(s.rows() as u32, 128).by(s.hidden.div_ceil(1024) as u32, 1).overlapping();
-        let args =
-            [y.into(), a.routes.into(), a.out.into(), who0, who1, who2, who3, who4, who5, int(s.hidden)];
-        // SAFETY: the caller's.
-        unsafe { queue.launch("experts_plan", &name, launch, &args) }
     }
 
     /// Parameters of `Choosers` in the kernels.
@@ -661,10 +596,6 @@ fn out_suffix(element: Element) -> &'static str {
     }
 }
 
-fn one_program(depth: usize) -> Program {
-    Program::with("experts_one", &[&format!("DEPTH={depth}")])
-}
-
 fn few_program(depth: usize) -> Program {
     Program::with("experts_few", &[&format!("DEPTH={depth}")])
 }
@@ -697,19 +628,6 @@ fn stream_row(inputs: usize) -> usize {
     inputs.div_ceil(128) * 256 + 64
 }
 
-/// Dynamic shared memory of `experts_one.cu`.
-fn one_shared(shape: &ExpertsShape, depth: usize) -> usize {
-    depth * 32768 + 2 * shape.hidden.max(shape.choices() * shape.width)
-}
-
-/// Depth of the rings in `experts_one.cu`, if a shape is for it.
-fn one_depth(shape: &ExpertsShape, room: usize) -> Option<usize> {
-    // What is in shared memory beside the rings and the inputs, and what the driver takes of it.
-    let (room, fixed) = (room / 2, 5632);
-    let fits = |&depth: &usize| one_shared(shape, depth) + fixed <= room;
-    (shape.rows() == 1 && shape.top_k <= ONE_CHOICES).then(|| (3..=ONE_DEPTH).rev().find(fits)).flatten()
-}
-
 /// Dynamic shared memory of the two kernels in `experts_few.cu`.
 fn few_shared(shape: &ExpertsShape, depths: [usize; 2]) -> [usize; 2] {
     let plan = 12288 + 16 * shape.held;
@@ -731,15 +649,6 @@ fn few_depths(shape: &ExpertsShape, room: usize) -> Option<[usize; 2]> {
 
 /// In front of the workspace that layers share: where blocks meet, see [`ExpertsArrays::meeting`].
 pub const MEETING_BYTES: usize = 128;
-
-/// Deeper rings leave no room for the next kernel's beside them.
-const ONE_DEPTH: usize = 6;
-
-/// A lane reads each.
-const ONE_CHOICES: usize = 32;
-
-/// Widest row that a block adds and norms.
-const COMBINE_NORM_MAX: usize = 8 * 1024;
 
 /// Rows of a block of `experts_plan.cu`.
 const PLAN_ROWS: usize = 256;

@@ -1,3 +1,4 @@
+use super::one::one_shared;
 use super::*;
 
 fn gpu(capability: (i32, i32), shared_bytes_max: u32) -> Properties {
