@@ -7,7 +7,6 @@ use crate::kit::Kit;
 use atom_cuda::launch::experts::{
     Experts, ExpertsArrays, ExpertsMaps, ExpertsPath, ExpertsShape, ExpertsThen,
 };
-use atom_cuda::launch::norm::NormWeight;
 use atom_cuda::{Address, CudaError, DeviceMem, Element, Fp8Form};
 use atom_weights::{DType, quant};
 
@@ -202,48 +201,7 @@ impl Scene {
             compare(kit, &name, &found, &self.expected(sums, &self.outputs(real)), BOUND_OUT);
             let unquantised = self.expected(sums, &self.unquantised);
             compare(kit, &format!("{name}, unquantised"), &found, &unquantised, BOUND_UNQUANTISED);
-            if out_element == Element::F32 {
-                self.onto_a_residual(kit, &experts, &arrays, (&maps, &self.outputs(real)))?;
-            }
         }
-        Ok(())
-    }
-
-    /// Sums are added to what is there, and the norm of that is written; padding stays as it was.
-    fn onto_a_residual(
-        &self,
-        kit: &mut Kit,
-        experts: &Experts,
-        arrays: &ExpertsArrays,
-        (maps, outputs): (&ExpertsMaps, &[f64]),
-    ) -> Result<(), CudaError> {
-        let s = &self.shape;
-        let before = kit.random(s.rows() * s.hidden, 1.0);
-        let residual = kit.upload(&before, Element::F32)?;
-        let normed = kit.poisoned(before.len(), Element::BF16)?;
-        let scales = kit.random(s.hidden, 1.0);
-        let weight = kit.upload(&scales, Element::F32)?;
-        let norm = NormWeight { weight: weight.address(), width: s.hidden, eps: 1e-6 };
-        let then = ExpertsThen::AddNorm(norm, normed.address());
-        let arrays = ExpertsArrays { out: residual.address(), then, ..*arrays };
-        // SAFETY: as in `run`.
-        unsafe { experts.launch(&kit.queue(), &arrays, Some(maps)) }?;
-        let name = format!("{:?} onto a residual, {s:?}", experts.path());
-        let sums = self.expected(true, outputs);
-        let after: Vec<f64> = sums.iter().zip(&before).map(|(sum, &x)| f64::from(x) + sum).collect();
-        let found = kit.download(&residual, Element::F32)?;
-        let kept = (0..after.len()).filter(|&i| after[i].is_nan()).all(|i| found[i] == before[i]);
-        kit.check(&name, kept, "a residual of padding was changed");
-        let asked = (0..after.len()).filter(|&i| !after[i].is_nan());
-        let (real, expected): (Vec<f32>, Vec<f64>) = asked.map(|i| (found[i], after[i])).unzip();
-        kit.near(&name, &real, &expected, BOUND_OUT);
-        let row = |row: &[f64]| {
-            let root = 1.0 / (row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64 + 1e-6).sqrt();
-            row.iter().zip(&scales).map(|(x, &scale)| x * root * f64::from(scale)).collect::<Vec<_>>()
-        };
-        let expected: Vec<f64> = after.chunks(s.hidden).flat_map(row).collect();
-        let normed = kit.download(&normed, Element::BF16)?;
-        compare(kit, &format!("norm of {name}"), &normed, &expected, BOUND_OUT);
         Ok(())
     }
 

@@ -191,10 +191,7 @@ impl Experts {
 
     /// Whether it can do [`ExpertsThen::AddNorm`].
     pub fn norms(&self) -> bool {
-        let is_combined = matches!(
-            self.path,
-            ExpertsPath::Small { .. } | ExpertsPath::Grouped { .. } | ExpertsPath::Fp8 { .. }
-        );
+        let is_combined = matches!(self.path, ExpertsPath::Small { .. } | ExpertsPath::Grouped { .. });
         is_combined && self.shape.hidden <= COMBINE_NORM_MAX
     }
 
