@@ -1,5 +1,6 @@
-// e4m3 of the KV cache, as the Open Compute Project defines it ("8-bit floating point specification", 2023): a sign, four
-// bits of exponent with a bias of 7, three of fraction. 448 is the most; 0x7f and 0xff are NaN; nothing is infinite.
+// e4m3 of the KV cache, of weights and of their inputs, as the Open Compute Project defines it ("8-bit floating point
+// specification", 2023): a sign, four bits of exponent with a bias of 7, three of fraction. 448 is the most; 0x7f and 0xff are
+// NaN; nothing is infinite.
 #pragma once
 
 struct e4m3 {

@@ -5,21 +5,24 @@ mod operators;
 pub use operators::{OperatorTime, StepTimes};
 
 use crate::blas::Blas;
+use crate::blas_fp8::Fp8Blas;
 use crate::compile::Program;
 use crate::device::Stream;
 use crate::error::CudaError;
 use crate::few_rows::FewRows;
-use crate::fuse::{Fused, Step, fuse};
+use crate::fuse::{Fused, FusedFp8, Step, fuse};
 use crate::gpu::Gpu;
 use crate::kernels::Queue;
 use crate::landing::{Landing, Pace, TURNS, turn};
 use crate::launch::attend::{AttendHeads, AttendKernels};
-use crate::launch::experts::Experts;
+use crate::launch::attend_few::AttendFew;
+use crate::launch::experts::{Experts, MEETING_BYTES};
 use crate::launch::rope::CacheLayer;
 use crate::masks::Masks;
 use crate::memory::{Address, DeviceMem, Pinned};
 use crate::plan::{
-    COUNTS_BYTES, Plan, attend_heads, attend_kernels, check_kv, check_model, experts_shape, work,
+    COUNTS_BYTES, Plan, attend_few, attend_heads, attend_kernels, check_kv, check_model, experts_shape,
+    letters_offset, work,
 };
 use crate::record::{Capture, Recorded, not_built};
 use crate::sampler::Sampler;
@@ -42,6 +45,7 @@ pub struct CudaBackend {
     recordings: Vec<Option<Recorded>>,
     paces: Vec<Pace>,
     reserved: Option<Reserved>,
+    fp8_blas: Fp8Blas,
     blas: Blas,
     weights: DeviceMem,
     shelf: Shelf,
@@ -64,6 +68,7 @@ pub struct CudaBackend {
 pub(crate) struct Reserved {
     pub(crate) reserve: Reserve,
     pub(crate) room: DeviceMem,
+    pub(crate) quantised: DeviceMem,
     pub(crate) staging: DeviceMem,
     pub(crate) tables: DeviceMem,
     pub(crate) frequencies: DeviceMem,
@@ -100,7 +105,24 @@ pub(crate) struct Attention {
     pub(crate) heads: AttendHeads,
     pub(crate) kernels: AttendKernels,
     pub(crate) work: Option<WorkSpec>,
+    /// For steps of few rows.
+    pub(crate) few: Option<AttendFew>,
     pub(crate) scratch: DeviceMem,
+    letters_offset: usize,
+}
+
+impl Attention {
+    /// Where the blocks of [`AttendFew`] leave their sums.
+    pub(crate) fn letters(&self) -> Address {
+        self.scratch.address().plus(self.letters_offset)
+    }
+
+    /// Counters start at 0, letters with all bits 1, and every launch leaves them so.
+    fn clear(&self, stream: &Stream) -> Result<(), CudaError> {
+        let (start, end) = (self.letters_offset, self.scratch.bytes());
+        self.scratch.fill(stream, 0, start, 0)?;
+        self.scratch.fill(stream, start, end - start, 0xff)
+    }
 }
 
 impl CudaBackend {
@@ -110,13 +132,15 @@ impl CudaBackend {
         wait::sleep_exactly();
         let (free, _) = gpu.device.memory()?;
         gpu.load(&BASE_PROGRAMS.map(Program::plain))?;
+        let stays = crate::fp8::stays(plan.sizes.element, plan.sizes.order, gpu.device.properties());
         Ok(Self {
             recordings: Vec::new(),
             paces: Vec::new(),
             reserved: None,
+            fp8_blas: Fp8Blas::default(),
             blas: Blas::new(&gpu.cublaslt, &gpu.device, plan.sizes.order, gpu.cache.as_deref())?,
             weights: DeviceMem::new(&gpu.device, plan.sizes.weights)?,
-            shelf: Shelf::new(plan.sizes.element),
+            shelf: Shelf::new(plan.sizes.element, stays),
             carrier: Some(Carrier::new(&gpu.device)?),
             stream: gpu.device.stream()?,
             plan: *plan,
@@ -146,10 +170,10 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Bytes that the driver took by itself: of all that is gone since the start, what no plan has.
-    fn driver_bytes(&self, planned: usize) -> Result<u64, CudaError> {
+    /// Bytes that the driver took by itself: of all that is gone since the start, what nobody asked for.
+    fn driver_bytes(&self) -> Result<u64, CudaError> {
         let (now, _) = self.gpu.device.memory()?;
-        Ok(self.free_at_start.saturating_sub(now).saturating_sub(planned as u64))
+        Ok(self.free_at_start.saturating_sub(now).saturating_sub(self.plan.asked() as u64))
     }
 
     /// Says once what that was: behind the first step, when code and graphs are there.
@@ -157,7 +181,7 @@ impl CudaBackend {
         if std::mem::replace(&mut self.is_measured, true) {
             return Ok(());
         }
-        let taken = self.driver_bytes(self.plan.total() - self.plan.sizes.driver)?;
+        let taken = self.driver_bytes()?;
         let graphs: Vec<usize> = self.recordings.iter().flatten().map(|r| r.graph.nodes()).collect();
         let (count, nodes) = (graphs.len(), graphs.iter().sum::<usize>());
         tracing::info!(
@@ -220,10 +244,15 @@ impl Backend for CudaBackend {
             carrier.finish()?;
         }
         self.shelf.close();
+        for (reason, count) in self.shelf.expanded() {
+            tracing::warn!("{count} FP8 matrices are expanded to {:?}: {reason}", self.shelf.element());
+        }
         let reserved = Reserved::new(&self.stream, &self.plan, reserve)?;
-        self.gpu.load(&reserved.attention.kernels.programs())?;
+        let mut programs = reserved.attention.kernels.programs();
+        programs.extend(reserved.attention.few.map(|few| few.program()));
+        self.gpu.load(&programs)?;
         self.reserved = Some(reserved);
-        let taken = self.driver_bytes(self.plan.total() - self.plan.sizes.driver)?;
+        let taken = self.driver_bytes()?;
         tracing::debug!("the driver took {} MiB of GPU memory before the first recording", taken >> 20);
         Ok(())
     }
@@ -233,22 +262,30 @@ impl Backend for CudaBackend {
         let reserved = self.reserved.as_ref().ok_or_else(|| early("record"))?;
         let (element, properties) = (self.shelf.element(), self.gpu.device.properties());
         let order = self.plan.sizes.order;
-        let shapes = recording.ops().iter().filter_map(|op| experts_shape(&recording, op, element));
+        let codes = |weight| self.shelf.codes(weight);
+        let shapes = recording.ops().iter().filter_map(|op| experts_shape(&recording, op, element, codes));
         let mut programs: Vec<Program> =
             shapes.flat_map(|shape| Experts::in_order(shape, order, properties).programs()).collect();
-        let steps = fuse(&recording, element, order, properties);
-        programs.extend(steps.iter().filter_map(|step| match step {
-            Step::Product(Fused { product, .. }) => {
-                FewRows::choose(product, order, properties).map(|kernel| kernel.program(product, properties))
+        let few = reserved.attention.few.as_ref();
+        let steps = fuse(&recording, element, order, codes, properties, few);
+        for step in &steps {
+            match step {
+                Step::Product(Fused { product, .. }) => {
+                    let kernel = FewRows::choose(product, order, properties);
+                    programs.extend(kernel.map(|kernel| kernel.program(product, properties)));
+                }
+                Step::Fp8(FusedFp8 { product, .. }) => programs.extend(product.programs(properties)),
+                Step::Router(routed) => programs.push(routed.program(&recording)),
+                Step::Op(_) | Step::Norm { .. } | Step::Attend(_) | Step::Experts(_) => {}
             }
-            _ => None,
-        }));
+        }
         programs.sort();
         programs.dedup();
         self.gpu.load(&programs)?;
         let capture = Capture {
             queue: Queue { kernels: &self.gpu.kernels, stream: &self.stream },
             blas: &self.blas,
+            fp8_blas: &self.fp8_blas,
             shelf: &self.shelf,
             weights: self.weights.address(),
             weights_bytes: self.weights.bytes(),
@@ -418,15 +455,19 @@ impl Reserved {
             heads,
             kernels: attend_kernels(reserve, properties, sizes.element),
             work: work(reserve, properties, sizes.element, sizes.order),
+            few: attend_few(reserve, properties, sizes.element, sizes.order),
             scratch: DeviceMem::new(device, sizes.attention)?,
+            letters_offset: letters_offset(reserve, properties, sizes.element, sizes.order),
         };
-        // Counters start at 0, and every launch leaves them so.
-        attention.scratch.fill(stream, 0, sizes.attention, 0)?;
+        attention.clear(stream)?;
+        let experts = DeviceMem::new(device, sizes.experts)?;
+        experts.fill(stream, 0, sizes.experts.min(MEETING_BYTES), 0)?;
         let frequencies: Vec<u8> =
             reserve.attention.rotary.frequencies.iter().flat_map(|f| f.to_le_bytes()).collect();
         let pinned = || Pinned::new(device, sizes.staging);
         let reserved = Self {
             room: DeviceMem::new(device, sizes.room)?,
+            quantised: DeviceMem::new(device, sizes.quantised)?,
             staging: DeviceMem::new(device, sizes.staging)?,
             tables: DeviceMem::new(device, sizes.tables)?,
             frequencies: DeviceMem::new(device, frequencies.len())?,
@@ -437,7 +478,7 @@ impl Reserved {
             landed: Instant::now(),
             masks: Masks::new(reserve.top.out_rows),
             attention,
-            experts: DeviceMem::new(device, sizes.experts)?,
+            experts,
             counts: if sizes.counts > 0 { Some(zeros(stream, COUNTS_BYTES)?) } else { None },
             cache,
             page_bytes: sizes.page / (2 * reserve.layers.max(1)),
@@ -478,6 +519,7 @@ impl Reserved {
     fn poison(&mut self, stream: &Stream, inputs: &StepInputs<'_>) -> Result<(), CudaError> {
         self.host.poison();
         self.room.fill(stream, 0, self.room.bytes(), 0xff)?;
+        self.quantised.fill(stream, 0, self.quantised.bytes(), 0xff)?;
         let page_size = self.reserve.page_size;
         // The first row of a page comes when it is fresh: what it held is nobody's.
         let fresh = inputs.cache_rows.iter().filter(|&&row| (row as usize).is_multiple_of(page_size));

@@ -134,6 +134,19 @@ impl Blas {
         Ok(())
     }
 
+    pub(crate) fn library(&self) -> &Arc<CublasLt> {
+        &self.library
+    }
+
+    pub(crate) fn handle(&self) -> lt::cublasLtHandle_t {
+        self.handle
+    }
+
+    /// [`WORKSPACE_BYTES`] of it.
+    pub(crate) fn workspace(&self) -> Address {
+        self.workspace.address()
+    }
+
     /// The algorithm that any number of rows may have: it adds nothing up but in its own registers, so the order of a sum
     /// is that of its one loop over the inputs. Of the library's kinds of kernels it is of the one that most of its
     /// choices for some rows are of, so that a step of other rows finds a fast one of the same kind.
@@ -425,7 +438,7 @@ fn most_common(values: &[i32]) -> Option<usize> {
     (0..values.len()).max_by_key(|&place| (count(values[place]), std::cmp::Reverse(place)))
 }
 
-fn data_type(element: Element) -> lt::cudaDataType {
+pub(crate) fn data_type(element: Element) -> lt::cudaDataType {
     match element {
         Element::F32 => lt::cudaDataType::CUDA_R_32F,
         Element::BF16 => lt::cudaDataType::CUDA_R_16BF,

@@ -5,9 +5,11 @@ use crate::buffers::Places;
 use crate::device::Properties;
 use crate::element::{Element, KvElement};
 use crate::error::CudaError;
-use crate::fuse::fuse;
+use crate::fp8;
+use crate::fuse::{Step, fuse};
 use crate::launch::attend::{AttendHeads, AttendKernels};
-use crate::launch::experts::{Experts, ExpertsShape};
+use crate::launch::attend_few::AttendFew;
+use crate::launch::experts::{Experts, ExpertsShape, MEETING_BYTES};
 use crate::launch::rope::head_dim_max;
 use crate::launch::sample::{SampleMemory, VOCAB_MAX};
 use crate::layout::{Layout, Limits};
@@ -29,6 +31,7 @@ pub struct Sizer {
     shelf: Shelf,
     experts: usize,
     room: usize,
+    quantised: usize,
     staging: usize,
     recordings: usize,
     counts: usize,
@@ -45,6 +48,8 @@ pub struct Sizes {
     pub weights: usize,
     /// Buffers of the largest recording.
     pub room: usize,
+    /// Inputs of a product as FP8 codes with scales, and sums that are still to be scaled.
+    pub quantised: usize,
     /// What a step uploads.
     pub staging: usize,
     /// What a step brings back.
@@ -81,14 +86,18 @@ pub struct Plan {
 impl Sizer {
     /// For a model in `element` on such a GPU.
     pub fn new(element: Element, properties: &Properties) -> Self {
-        let shelf = Shelf::new(element);
         let (properties, order) = (properties.clone(), SumOrder::default());
-        Self { properties, order, shelf, experts: 0, room: 0, staging: 0, recordings: 0, counts: 0 }
+        let shelf = Shelf::new(element, fp8::stays(element, order, &properties));
+        let (experts, room, quantised, staging, recordings, counts) = (0, 0, 0, 0, 0, 0);
+        Self { properties, order, shelf, experts, room, quantised, staging, recordings, counts }
     }
 
-    /// With sums in this order.
+    /// With sums in this order. Before anything is loaded: it decides what FP8 weights become.
     pub fn with_order(self, order: SumOrder) -> Self {
-        Self { order, ..self }
+        assert_eq!(self.shelf.used(), 0, "weights were loaded before the order was known");
+        let element = self.shelf.element();
+        let shelf = Shelf::new(element, fp8::stays(element, order, &self.properties));
+        Self { order, shelf, ..self }
     }
 
     /// Takes a recording into account; `reserve` is what [`Backend::reserve`] will get (its pages don't matter).
@@ -98,14 +107,24 @@ impl Sizer {
     pub fn add(&mut self, recording: &Recording, reserve: &Reserve) -> Result<(), CudaError> {
         check_kv(reserve.kv_dtype, self.shelf.element())?;
         check_model(reserve)?;
-        let steps = fuse(recording, self.shelf.element(), self.order, &self.properties);
+        let codes = |weight| self.shelf.codes(weight);
+        let few = attend_few(reserve, &self.properties, self.shelf.element(), self.order);
+        let steps = fuse(recording, self.shelf.element(), self.order, codes, &self.properties, few.as_ref());
+        let quantised = steps.iter().filter_map(|step| match step {
+            Step::Fp8(fused) => Some(fused.product.scratch_bytes()),
+            Step::Op(_) | Step::Norm { .. } | Step::Product(_) => None,
+            Step::Attend(_) | Step::Router(_) | Step::Experts(_) => None,
+        });
+        self.quantised = self.quantised.max(quantised.max().unwrap_or(0));
         self.room = self.room.max(Places::new(recording, &steps, self.shelf.element()).bytes);
         let limits = limits(reserve, &self.properties, self.shelf.element(), self.order);
         self.staging = self.staging.max(Layout::new(&recording.shape(), &limits).end);
-        let experts =
-            recording.ops().iter().filter_map(|op| experts_shape(recording, op, self.shelf.element()));
+        let shape = |op| experts_shape(recording, op, self.shelf.element(), codes);
+        let experts = recording.ops().iter().filter_map(shape);
         let bytes = experts
-            .map(|shape| Experts::in_order(shape, self.order, &self.properties).workspace_bytes())
+            .map(|shape| {
+                MEETING_BYTES + Experts::in_order(shape, self.order, &self.properties).workspace_bytes()
+            })
             .max();
         self.experts = self.experts.max(bytes.unwrap_or(0));
         let products = recording.ops().iter().filter(|op| matches!(op, Op::Linear { .. })).count();
@@ -130,6 +149,7 @@ impl Sizer {
             order: self.order,
             weights: self.shelf.used(),
             room: self.room,
+            quantised: self.quantised,
             staging: self.staging,
             results: out_rows * RESULT_BYTES,
             tables: 4 * reserve.slots * reserve.pages_per_sequence,
@@ -152,13 +172,17 @@ impl Sizer {
 impl Sizes {
     /// Bytes that do not depend on the number of pages.
     pub fn fixed(&self) -> usize {
+        self.parts().map(rounded).iter().sum::<usize>() + rounded(self.driver)
+    }
+
+    /// All but what the driver takes by itself.
+    fn parts(&self) -> [usize; 12] {
         let Self { weights, room, staging, results, tables, sampling, .. } = *self;
-        let Self { loads, attention, experts, counts, workspace, driver, .. } = *self;
-        let parts = [
+        let Self { loads, attention, experts, counts, workspace, quantised, .. } = *self;
+        [
             weights, room, staging, results, tables, sampling, loads, attention, experts, counts, workspace,
-            driver,
-        ];
-        parts.map(rounded).iter().sum()
+            quantised,
+        ]
     }
 
     /// As many pages as fit into `budget` bytes; fewer than 2 are an error with the numbers.
@@ -184,6 +208,11 @@ impl Plan {
     pub fn total(&self) -> usize {
         self.sizes.fixed() + rounded(self.pages * self.sizes.page)
     }
+
+    /// What is asked of the driver. It hands it out in larger pieces, so as much or somewhat more is gone then.
+    pub(crate) fn asked(&self) -> usize {
+        self.sizes.parts().iter().sum::<usize>() + self.pages * self.sizes.page
+    }
 }
 
 impl fmt::Display for Plan {
@@ -196,7 +225,7 @@ impl fmt::Display for Plan {
             mib(s.weights),
             self.pages,
             mib(self.pages * s.page),
-            mib(s.room),
+            mib(s.room + s.quantised),
             mib(s.sampling + s.loads),
             mib(s.staging + s.results + s.tables),
             mib(s.workspace + s.attention + s.experts),
@@ -265,18 +294,50 @@ pub(crate) fn work(
     attend_kernels(reserve, properties, element).work(0, order == SumOrder::Fixed)
 }
 
+/// The kernel for steps of few rows. Where all rows have one order of sums there is none, and a cache of another type than
+/// bf16 is not for it.
+pub(crate) fn attend_few(
+    reserve: &Reserve,
+    properties: &Properties,
+    element: Element,
+    order: SumOrder,
+) -> Option<AttendFew> {
+    if order == SumOrder::Fixed || reserve.kv_dtype != KvDType::BF16 {
+        return None;
+    }
+    AttendFew::new(properties, element, &attend_heads(reserve), reserve.page_size)
+}
+
+/// Of the kernels for lists, then of the one for few rows.
 fn attention_bytes(reserve: &Reserve, properties: &Properties, element: Element, order: SumOrder) -> usize {
+    letters_offset(reserve, properties, element, order)
+        + attend_few(reserve, properties, element, order).map_or(0, |few| few.letters_bytes())
+}
+
+/// Where the letters begin in the scratch of attention.
+pub(crate) fn letters_offset(
+    reserve: &Reserve,
+    properties: &Properties,
+    element: Element,
+    order: SumOrder,
+) -> usize {
     let kernels = attend_kernels(reserve, properties, element);
-    work(reserve, properties, element, order).map_or(0, |work| kernels.scratch_bytes(work.slots))
+    let lists = work(reserve, properties, element, order).map_or(0, |work| kernels.scratch_bytes(work.slots));
+    lists.next_multiple_of(LETTERS_ALIGN)
 }
 
 pub(crate) fn sample_memory(reserve: &Reserve) -> SampleMemory {
     SampleMemory::new(reserve.vocab, reserve.top.out_rows, reserve.slots)
 }
 
-/// The shape of an operator of experts, `None` for others.
-pub(crate) fn experts_shape(recording: &Recording, op: &Op, element: Element) -> Option<ExpertsShape> {
-    let Op::Experts { x, spec, .. } = op else { return None };
+/// The shape of an operator of experts, `None` for others. `codes` says which weights are FP8.
+pub(crate) fn experts_shape(
+    recording: &Recording,
+    op: &Op,
+    element: Element,
+    codes: impl Fn(Weight) -> Option<fp8::Fp8Form>,
+) -> Option<ExpertsShape> {
+    let Op::Experts { x, gate_up, spec, .. } = op else { return None };
     let (shape, buffer) = (recording.shape(), recording.buffers()[usize::from(x.0)]);
     let lanes = if buffer.extent == Extent::GroupRows { shape.lanes } else { 1 };
     Some(ExpertsShape {
@@ -288,6 +349,7 @@ pub(crate) fn experts_shape(recording: &Recording, op: &Op, element: Element) ->
         hidden: buffer.width,
         width: spec.width,
         element,
+        fp8: codes(*gate_up),
     })
 }
 
@@ -339,6 +401,8 @@ fn mib(bytes: usize) -> String {
     format!("{} MiB", bytes.div_ceil(1 << 20))
 }
 
+/// A line of the cache.
+const LETTERS_ALIGN: usize = 128;
 /// One number, 8 bytes.
 pub(crate) const COUNTS_BYTES: usize = 8;
 /// What the driver hands out memory in.
@@ -390,7 +454,9 @@ mod tests {
         let [half, whole] = [KvDType::E4M3, KvDType::BF16].map(|kv| sizes(Element::BF16, kv));
         // 2 tensors, 1 layer, 1 head of 64, 16 positions.
         assert_eq!((half.page, whole.page), (2 * 64 * 16, 4 * 64 * 16));
-        assert_eq!(Sizes { page: whole.page, ..half }, whole, "nothing else changes");
+        // The kernel for few rows is for bf16 alone, and has room of its own.
+        let Sizes { page, attention, .. } = whole;
+        assert_eq!(Sizes { page, attention, ..half }, whole, "nothing else changes");
         let budget = (whole.fixed() + 10 * whole.page) as u64;
         assert_eq!([half, whole].map(|sizes| sizes.pages_within(budget).unwrap()), [20, 10]);
         assert_eq!(sizes(Element::F32, KvDType::E4M3).page, half.page);

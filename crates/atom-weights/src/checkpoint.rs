@@ -166,7 +166,9 @@ impl Checkpoint {
     }
 
     /// The same, but nothing is made before somebody asks for a tensor's bytes: for devices that make weights
-    /// themselves by [`Tensor::recipe`]. So the model may be larger than the host's memory.
+    /// themselves by [`Tensor::recipe`]. So the model may be larger than the host's memory. If the configuration is one of
+    /// FP8 weights and `dtype` is bf16, matrices of layers are codes with scales: all of one matrix are
+    /// `5.769 / 448` of its elements' standard deviation, and codes are the nearest to the quotients.
     pub fn dummy_unmade(folder: impl AsRef<Path>, dtype: DType) -> Result<Self, WeightsError> {
         let folder = folder.as_ref();
         let (raw_config, config) = folder::configuration(folder)?;
@@ -239,8 +241,8 @@ impl Checkpoint {
         &self.unused
     }
 
-    /// Scales of activations and of an FP8 KV cache that came with FP8 weights. Activations are not quantised,
-    /// so nobody needs them.
+    /// Scales of activations and of an FP8 KV cache that came with FP8 weights. Nobody needs them: who quantises
+    /// activations takes scales from the rows.
     pub fn unused_scales(&self) -> usize {
         self.unused_scales
     }

@@ -3,6 +3,7 @@
 use crate::config::ModelConfig;
 use crate::error::WeightsError;
 use crate::family::{self, Role, TensorSpec};
+use crate::fp8::{self, Fp8Scales};
 use crate::quant::quantize;
 use crate::tensor::{DType, Recipe, Tensor};
 use atom_base::rng::philox;
@@ -46,15 +47,30 @@ pub(crate) fn tensors(
     }))
 }
 
-/// The same, made only where somebody asks for bytes: a device makes them itself from their recipes. Of any size.
+/// The same, made only where somebody asks for bytes: a device makes them itself from their recipes. Of any size. Matrices
+/// that a checkpoint of this configuration would have in FP8 are so, if `dtype` is bf16.
 pub(crate) fn unmade(config: &ModelConfig, rule: Rule, dtype: DType) -> Vec<(String, Tensor)> {
     let tied = config.tied_embeddings;
     let one = |spec: TensorSpec| {
         let (name, shape, recipe) = (spec.name.clone(), spec.shape.clone(), recipe(&spec, tied, rule));
+        if let (Some(form), DType::BF16, Role::Matrix | Role::ResidualMatrix) = (config.fp8, dtype, spec.role)
+        {
+            return (name, unmade_codes(spec, form, tied, rule));
+        }
         let dtype = stored(&spec, dtype);
-        (name, Tensor::unmade(dtype, shape, recipe, move || quantize(dtype, &values(&spec, tied, rule))))
+        (name, Tensor::unmade(dtype, shape, recipe, move || quantize(dtype, &values_of(&spec, tied, rule))))
     };
     family::tensors(config).into_iter().map(one).collect()
+}
+
+/// Numbers divided by a scale that all of them have, so that the largest that the rule can give is the largest code.
+fn unmade_codes(spec: TensorSpec, form: Fp8Scales, tied: bool, rule: Rule) -> Tensor {
+    let recipe = recipe(&spec, tied, rule);
+    let scale = (recipe.scale * LARGEST_NORMAL / 448.0) as f32;
+    let (shape, scales) = (spec.shape.clone(), form.shape(spec.shape[0], spec.shape[1]));
+    let values = vec![scale; scales.iter().product()];
+    let make = move || values_of(&spec, tied, rule).iter().map(|value| fp8::nearest(value / scale)).collect();
+    Tensor::unmade(DType::F8_E4M3, shape, recipe, make).scaled(form, Tensor::from_f32(scales, values))
 }
 
 fn bytes_of(spec: &TensorSpec, dtype: DType) -> u128 {
@@ -74,7 +90,7 @@ fn stored(spec: &TensorSpec, dtype: DType) -> DType {
 }
 
 fn tensor(spec: &TensorSpec, tied: bool, rule: Rule, dtype: DType) -> Tensor {
-    let values = values(spec, tied, rule);
+    let values = values_of(spec, tied, rule);
     let dtype = stored(spec, dtype);
     let bytes = quantize(dtype, &values);
     let len = bytes.len();
@@ -105,7 +121,7 @@ fn recipe(spec: &TensorSpec, tied: bool, rule: Rule) -> Recipe {
     Recipe { key, offset, scale, first: 0 }
 }
 
-fn values(spec: &TensorSpec, tied: bool, rule: Rule) -> Vec<f32> {
+fn values_of(spec: &TensorSpec, tied: bool, rule: Rule) -> Vec<f32> {
     let Recipe { key, offset, scale, .. } = recipe(spec, tied, rule);
     let count: usize = spec.shape.iter().product();
     let mut values = Vec::with_capacity(count + 1);
@@ -134,6 +150,8 @@ fn crc32(bytes: &[u8]) -> u32 {
     })
 }
 
+/// Of numbers made from 24 bits: sqrt(-2 ln 2^-24), rounded up.
+const LARGEST_NORMAL: f64 = 5.769;
 /// Four billion parameters. A slip in a configuration shall not take a machine's memory.
 const BYTES_MAX: u128 = 16 << 30;
 

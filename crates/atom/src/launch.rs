@@ -225,7 +225,7 @@ pub(crate) fn open(args: &EngineArgs, on_gpu: bool) -> Result<(String, Arc<Check
 /// What the scales were for that came with FP8 weights and have no use here.
 pub(crate) fn unused_scales(checkpoint: &Checkpoint) -> String {
     format!(
-        "{} scales of activations or of an FP8 KV cache (input_scale, k_scale ..): activations are not quantised",
+        "{} scales of activations or of an FP8 KV cache (input_scale, k_scale ..): a GPU quantises activations by their own",
         checkpoint.unused_scales()
     )
 }

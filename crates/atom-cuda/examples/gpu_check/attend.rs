@@ -59,13 +59,13 @@ pub(crate) fn checks(kit: &mut Kit) -> Result<(), CudaError> {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Shape {
-    heads: (usize, usize, usize),
-    page_size: usize,
-    window: usize,
-    has_sinks: bool,
+pub(crate) struct Shape {
+    pub(crate) heads: (usize, usize, usize),
+    pub(crate) page_size: usize,
+    pub(crate) window: usize,
+    pub(crate) has_sinks: bool,
     /// Queries are times 2 to this, and scores divided by it: some would be too large for a half, or too small.
-    doubled: i32,
+    pub(crate) doubled: i32,
 }
 
 impl Shape {
@@ -219,7 +219,14 @@ fn upload(kit: &Kit, values: &[f32], element: Element, cached: KvElement) -> Res
 const CODES: DType = DType::F8_E4M3;
 
 /// One row: `[q * dim]` in f64.
-fn reference(shape: Shape, row: &[f32], k: &[f32], v: &[f32], position: usize, sinks: &[f32]) -> Vec<f64> {
+pub(crate) fn reference(
+    shape: Shape,
+    row: &[f32],
+    k: &[f32],
+    v: &[f32],
+    position: usize,
+    sinks: &[f32],
+) -> Vec<f64> {
     let (q, kv, dim) = shape.heads;
     let scale = f64::from(shape.scale());
     let first = if shape.window == 0 { 0 } else { (position + 1).saturating_sub(shape.window) };
@@ -245,7 +252,7 @@ fn reference(shape: Shape, row: &[f32], k: &[f32], v: &[f32], position: usize, s
 }
 
 /// bf16 keeps 8 bits, of weights and of the result: about 2^-9 each where errors do not average out.
-fn bound(element: Element) -> f64 {
+pub(crate) fn bound(element: Element) -> f64 {
     if element == Element::F32 { 2e-6 } else { 6e-3 }
 }
 

@@ -21,11 +21,11 @@ const SHAPES: &[(usize, usize, usize, usize)] = &[
     (4, 1, 64, 0),
 ];
 
-struct Case {
-    heads: Heads,
-    frequencies: Vec<f32>,
-    norms: Option<(Vec<f32>, Vec<f32>)>,
-    positions: Vec<u32>,
+pub(crate) struct Case {
+    pub(crate) heads: Heads,
+    pub(crate) frequencies: Vec<f32>,
+    pub(crate) norms: Option<(Vec<f32>, Vec<f32>)>,
+    pub(crate) positions: Vec<u32>,
 }
 
 pub(crate) fn checks(kit: &mut Kit) -> Result<(), CudaError> {
@@ -139,7 +139,7 @@ fn nearest_codes(kit: &mut Kit, name: &str, found: &[f32], wanted: &[f64]) {
 
 impl Case {
     /// All heads of a row after norms and rotation, in f64.
-    fn row(&self, row: usize, x: &[f32]) -> Vec<f64> {
+    pub(crate) fn row(&self, row: usize, x: &[f32]) -> Vec<f64> {
         let Heads { q, kv, head_dim, dim, pairs, magnitude, .. } = self.heads;
         let mut out: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
         for (index, head) in out.chunks_mut(head_dim).enumerate().take(q + kv) {
@@ -165,4 +165,4 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-const EPS: f32 = 1e-6;
+pub(crate) const EPS: f32 = 1e-6;

@@ -7,15 +7,16 @@
 
 use super::{CudaBackend, early};
 use crate::device::{Event, Stream};
+use crate::element::KvElement;
 use crate::error::CudaError;
-use crate::fuse::{Step, fuse};
+use crate::fuse::{AddedExperts, Step, fuse};
 use crate::graph::Graph;
 use crate::kernels::Queue;
 use crate::launch::linear_small::SmallOut;
 use crate::memory::DeviceMem;
 use crate::record::Capture;
 use crate::weights::{Loaded, Shelf};
-use atom_ops::{Op, OpsError, Recording, StepInputs, Weight};
+use atom_ops::{AttentionSpec, Op, OpsError, Recording, StepInputs, Weight};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Operators of one kind: of one name and, for products, one size.
@@ -54,10 +55,13 @@ impl CudaBackend {
         self.bind()?;
         let reserved = self.reserved.as_ref().ok_or_else(|| early("time_operators"))?;
         let (element, order) = (self.shelf.element(), self.blas.order());
-        let steps = fuse(recording, element, order, self.gpu.device.properties());
+        let codes = |weight| self.shelf.codes(weight);
+        let few = reserved.attention.few.as_ref();
+        let steps = fuse(recording, element, order, codes, self.gpu.device.properties(), few);
         let capture = Capture {
             queue: Queue { kernels: &self.gpu.kernels, stream: &self.stream },
             blas: &self.blas,
+            fp8_blas: &self.fp8_blas,
             shelf: &self.shelf,
             weights: self.weights.address(),
             weights_bytes: self.weights.bytes(),
@@ -70,7 +74,8 @@ impl CudaBackend {
         let times = graphs_us(&self.stream, &graphs)?;
         let seen: BTreeMap<usize, f64> = counts.into_iter().zip(times).collect();
         let positions = inputs.spans.iter().map(|span| u64::from(span.start + span.rows)).sum();
-        let sizes = Bytes { shelf: &self.shelf, positions, experts_read };
+        let cached_bytes = KvElement::from(reserved.reserve.kv_dtype).bytes(element);
+        let sizes = Bytes { shelf: &self.shelf, positions, cached_bytes, experts_read };
         let operators = by_kind(&steps, &seen, |step| kind(&self.shelf, step), |step| sizes.of(step));
         let (whole_us, copy_bytes_per_us) = (seen[&steps.len()], copy_bytes_per_us(&self.stream)?);
         Ok(StepTimes { operators, whole_us, copy_bytes_per_us })
@@ -80,7 +85,7 @@ impl CudaBackend {
 /// Which steps are timed: all up to the first layer's attention, layers in the middle, all from the last one's attention
 /// on. The first of them is what a step begins with, and comes with number 0 of what follows.
 fn taken_apart(steps: &[Step<'_>]) -> BTreeSet<usize> {
-    let is_attention = |step: &Step<'_>| matches!(step, Step::Op(Op::Attend { .. }));
+    let is_attention = |step: &Step<'_>| matches!(step, Step::Op(Op::Attend { .. }) | Step::Attend(_));
     let layers: Vec<usize> = (0..steps.len()).filter(|&at| is_attention(&steps[at])).collect();
     if layers.len() <= LAYERS_TAKEN + 2 {
         return (0..steps.len()).collect();
@@ -129,17 +134,19 @@ fn kind(shelf: &Shelf, step: &Step<'_>) -> String {
         Ok(Loaded::Matrix { outputs, inputs, .. }) => format!("{inputs} to {outputs}"),
         _ => String::new(),
     };
+    let product = |kind: &str, norms: bool, weight: Weight, out: SmallOut| {
+        let norm = if norms { "norm, " } else { "" };
+        let out = match out {
+            SmallOut::Residual => ", add",
+            SmallOut::GatedSilu => ", SiLU",
+            SmallOut::Activations | SmallOut::F32 => "",
+        };
+        format!("{norm}{kind}linear {}{out}", sizes(weight))
+    };
     match step {
         Step::Op(Op::Linear { weight, .. }) => format!("linear {}", sizes(*weight)),
-        Step::Product(fused) => {
-            let norm = if fused.norm.is_some() { "norm, " } else { "" };
-            let out = match fused.product.out {
-                SmallOut::Residual => ", add",
-                SmallOut::GatedSilu => ", SiLU",
-                SmallOut::Activations | SmallOut::F32 => "",
-            };
-            format!("{norm}linear {}{out}", sizes(fused.weight))
-        }
+        Step::Product(fused) => product("", fused.norm.is_some(), fused.weight, fused.product.out),
+        Step::Fp8(fused) => product("FP8 ", fused.norm.is_some(), fused.weight, fused.product.out),
         _ => step.name().into(),
     }
 }
@@ -149,27 +156,36 @@ struct Bytes<'a> {
     shelf: &'a Shelf,
     /// Of the cache, over all requests.
     positions: u64,
+    /// Of one number there.
+    cached_bytes: usize,
     experts_read: f64,
 }
 
 impl Bytes<'_> {
+    fn cache(&self, spec: &AttentionSpec) -> u64 {
+        self.positions * (2 * spec.kv_heads * spec.head_dim * self.cached_bytes) as u64
+    }
+
     fn of(&self, step: &Step<'_>) -> u64 {
-        let element = self.shelf.element().bytes() as u64;
         let matrix = |weight: Weight| match self.shelf.loaded(weight) {
             Ok(Loaded::Matrix { outputs, inputs, .. } | Loaded::Experts { outputs, inputs, .. }) => {
-                (outputs * inputs) as u64 * element
+                // A code is a byte.
+                let element = self.shelf.codes(weight).map_or(self.shelf.element().bytes(), |_| 1);
+                (outputs * inputs * element) as u64
             }
             _ => 0,
         };
         match step {
             Step::Op(Op::Linear { weight, .. }) => matrix(*weight),
             Step::Product(fused) => matrix(fused.weight),
-            Step::Op(Op::Experts { gate_up, down, .. }) => {
+            Step::Fp8(fused) => matrix(fused.weight),
+            Step::Router(routed) => matrix(routed.weight),
+            Step::Op(Op::Experts { gate_up, down, .. })
+            | Step::Experts(AddedExperts { op: Op::Experts { gate_up, down, .. }, .. }) => {
                 (self.experts_read * (matrix(*gate_up) + matrix(*down)) as f64) as u64
             }
-            Step::Op(Op::Attend { spec, .. }) => {
-                self.positions * 2 * (spec.kv_heads * spec.head_dim) as u64 * element
-            }
+            Step::Op(Op::Attend { spec, .. }) => self.cache(spec),
+            Step::Attend(few) => self.cache(few.spec),
             _ => 0,
         }
     }

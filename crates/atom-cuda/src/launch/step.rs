@@ -7,7 +7,8 @@ use crate::launch::rows::{RowExtent, bytes};
 use crate::memory::Address;
 use crate::module::Launch;
 
-/// Brings new entries into the page tables.
+/// Brings new entries into the page tables. It lets no kernel start before it is done, so all later ones of a step may read
+/// tables whenever they like.
 ///
 /// # Safety
 /// `header` is a step's header, `updates` has `[entries, 2]` u32 for as many entries as it says, and each of them
