@@ -34,7 +34,7 @@ fn main() -> Result<(), OpsError> {
     println!("{threads} threads, {LAYERS} layers, milliseconds");
     for isa in [Isa::Avx512, Isa::Avx2] {
         if isa.is_supported() && wanted.is_none_or(|wanted| wanted == isa) {
-            for dtype in [KvDType::F16, KvDType::BF16, KvDType::F32] {
+            for dtype in [KvDType::F16, KvDType::BF16, KvDType::F32, KvDType::E4M3] {
                 attention(threads, isa, dtype)?;
             }
             between(threads, isa)?;

@@ -9,6 +9,7 @@ mod plan;
 mod rotary;
 mod strips;
 
+use crate::elementwise::e4m3::E4M3;
 use crate::elementwise::lanes::{Kernel, Lanes, dispatch};
 use crate::elementwise::norm_in_place;
 use crate::isa::Isa;
@@ -191,6 +192,7 @@ impl Kernel for RotateAndCache<'_> {
             KvDType::F32 => self.typed::<S, f32>(s),
             KvDType::F16 => self.typed::<S, f16>(s),
             KvDType::BF16 => self.typed::<S, bf16>(s),
+            KvDType::E4M3 => self.typed::<S, E4M3>(s),
         }
     }
 }
@@ -243,6 +245,7 @@ impl Kernel for Attend<'_> {
             KvDType::F32 => s.call(Typed::<f32>(self, std::marker::PhantomData)),
             KvDType::F16 => s.call(Typed::<f16>(self, std::marker::PhantomData)),
             KvDType::BF16 => s.call(Typed::<bf16>(self, std::marker::PhantomData)),
+            KvDType::E4M3 => s.call(Typed::<E4M3>(self, std::marker::PhantomData)),
         }
     }
 }

@@ -4,6 +4,7 @@
 //! depend on that row only: partial sums are kept in sixteen lanes, element `i` in lane `i % 16`, and
 //! the lanes are added in a fixed tree, on every instruction set (see [`lanes`]).
 
+pub(crate) mod e4m3;
 pub(crate) mod exp;
 pub(crate) mod lanes;
 #[cfg(target_arch = "x86_64")]

@@ -396,7 +396,9 @@ fn what_is_quantised_and_what_is_stored_may_be_any_of_the_kinds() {
     let decoder = Decoder::new();
     let tokens = text(9, 9);
     let expected = decoder.logprobs(&tokens);
-    for (kv_dtype, bound) in [(KvDType::F32, 2e-5), (KvDType::F16, 0.01), (KvDType::BF16, 0.05)] {
+    for (kv_dtype, bound) in
+        [(KvDType::F32, 2e-5), (KvDType::F16, 0.01), (KvDType::BF16, 0.05), (KvDType::E4M3, 1.0)]
+    {
         let options = CpuOptions { activations: Activations::F32, ..options(2) };
         let mut loaded = decoder.load(options, &Reserve { kv_dtype, ..reserve(TOP) }).unwrap();
         let recording = loaded.record(16, 1);

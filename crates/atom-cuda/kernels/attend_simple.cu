@@ -1,10 +1,10 @@
 // Paged attention, one (row, query head) a block: the plain kernel. It is what f32 models use, and what the
 // fast kernels are compared with on the device. Any head size, any ratio of heads, any page size.
 //
-// attend_simple_bf16, attend_simple_f32
+// attend_simple_bf16, attend_simple_f32; with a cache of e4m3 attend_simple_bf16_e4m3, attend_simple_f32_e4m3
 //   grid (rows of the bucket, q_heads), block 128, no dynamic shared memory; head_dim <= 512.
 //   header, positions, row_slots, tables: of the step, in device memory; rows beyond header[ROWS] do nothing.
-//   qkv   T [rows, q_stride], q heads first          keys, values  T [pages, kv_heads, page_size, head_dim]
+//   qkv   T [rows, q_stride], q heads first          keys, values  C [pages, kv_heads, page_size, head_dim]
 //   out   T [rows, q_heads * head_dim]               sinks  f32 [q_heads] or null
 //   A row at position p sees positions 0 ..= p, or with window > 0 the last `window` of them. A sink is a score of
 //   its own (not scaled) that takes part in the softmax and has no value.
@@ -12,13 +12,15 @@
 // Order of the sums: blocks of 128 absolute positions, first to last, so a row's bits depend on its own
 // position only. Positions that a row may not see are not read.
 
+#include "e4m3.cuh"
+
 namespace {
 
 constexpr int BLOCK = 128;
 constexpr int HEAD_DIM_MAX = 512;
 constexpr int PARTS = HEAD_DIM_MAX / BLOCK;
 
-template <typename T>
+template <typename T, typename C>
 struct Params {
     const u32* header;
     const u32* positions;
@@ -27,8 +29,8 @@ struct Params {
     u32 table_stride;
     const T* qkv;
     u32 q_stride;
-    const T* keys;
-    const T* values;
+    const C* keys;
+    const C* values;
     T* out;
     const float* sinks;
     u32 q_heads, kv_heads, head_dim, page_size, window;
@@ -47,8 +49,8 @@ __device__ float across(float x, float* scratch) {
     return y;
 }
 
-template <typename T>
-__device__ void attend(const Params<T>& p) {
+template <typename T, typename C>
+__device__ void attend(const Params<T, C>& p) {
     __shared__ float query[HEAD_DIM_MAX];
     __shared__ float weights[BLOCK];
     __shared__ u64 places[BLOCK];
@@ -73,7 +75,7 @@ __device__ void attend(const Params<T>& p) {
             const u64 page = table[key / p.page_size];
             const u64 place = ((page * p.kv_heads + kv_head) * p.page_size + key % p.page_size) * p.head_dim;
             places[t] = place;
-            const T* k = p.keys + place;
+            const C* k = p.keys + place;
             float dot = 0.0f;
             for (u32 d = 0; d < p.head_dim; ++d) dot = fmaf(query[d], to_float(k[d]), dot);
             score = dot * p.scale;
@@ -104,14 +106,16 @@ __device__ void attend(const Params<T>& p) {
 
 }  // namespace
 
-#define ATTEND_SIMPLE(NAME, T)                                                                                     \
+#define ATTEND_SIMPLE(NAME, T, C)                                                                                  \
     extern "C" __global__ void __launch_bounds__(128) NAME(                                                        \
         const u32* header, const u32* positions, const u32* row_slots, const u32* tables, u32 table_stride,        \
-        const T* qkv, u32 q_stride, const T* keys, const T* values, T* out, const float* sinks, u32 q_heads,       \
+        const T* qkv, u32 q_stride, const C* keys, const C* values, T* out, const float* sinks, u32 q_heads,       \
         u32 kv_heads, u32 head_dim, u32 page_size, u32 window, float scale) {                                      \
-        attend<T>({header, positions, row_slots, tables, table_stride, qkv, q_stride, keys, values, out, sinks,    \
-                   q_heads, kv_heads, head_dim, page_size, window, scale});                                        \
+        attend<T, C>({header, positions, row_slots, tables, table_stride, qkv, q_stride, keys, values, out, sinks, \
+                      q_heads, kv_heads, head_dim, page_size, window, scale});                                     \
     }
 
-ATTEND_SIMPLE(attend_simple_bf16, bf16)
-ATTEND_SIMPLE(attend_simple_f32, float)
+ATTEND_SIMPLE(attend_simple_bf16, bf16, bf16)
+ATTEND_SIMPLE(attend_simple_f32, float, float)
+ATTEND_SIMPLE(attend_simple_bf16_e4m3, bf16, e4m3)
+ATTEND_SIMPLE(attend_simple_f32_e4m3, float, e4m3)

@@ -1,7 +1,8 @@
 // Paged attention of spans of few rows (decode, verify): the cache is read once, by pieces. bf16, sm_80 and up.
 //
 // attend_split_bf16, compiled with WIDTH = 64, 128 or 256: the smallest that is >= head_dim; head_dim a multiple of 8.
-// With SMALL_SHARED it fits the 99 KiB of shared memory that a block has on some GPUs.
+// With E4M3 the cache is e4m3, head_dim a multiple of 16, and page_size too; what differs is in attend_split_e4m3.cuh, and
+// that of bf16 in attend_split_bf16.cuh. With SMALL_SHARED it fits the 99 KiB of shared memory that a block has on some GPUs.
 //   grid   any number of blocks, best as many as are resident: two a multiprocessor, or one for a WIDTH of 256 (with
 //          SMALL_SHARED two if both fit); fixed when recorded
 //   block  WARPS * 32            WARPS  4; 2 for a WIDTH of 256 with SMALL_SHARED
@@ -15,8 +16,8 @@
 //   counters  u32[2], 0 likewise
 //
 // A *split* is a range of absolute positions: 256 of them up to 16384, 1024 up to 65536, 4096 beyond. Its sums are
-// made in an order that depends on positions only: sixteen at a time go round the block's warps, and the warps' sums
-// are added first to last. Splits are then added first to last. A piece is a run of splits of one item, an item
+// made in an order that depends on positions only: KEYS (16, with E4M3 32) at a time go round the block's warps, and the
+// warps' sums are added first to last. Splits are then added first to last. A piece is a run of splits of one item, an item
 // one or a few rows of a span. If a row's splits are many and the step's rows few, they lie in several pieces, of
 // which only the first may hold more than one split; the block that comes last adds them up. So the cut into pieces
 // changes no bit.
@@ -25,6 +26,9 @@
 // takes several units). Positions at or behind the item's end are not read.
 
 #include "dependent.cuh"
+#ifdef E4M3
+#include "e4m3.cuh"
+#endif
 
 namespace {
 
@@ -37,8 +41,15 @@ constexpr int WARPS = WIDTH > 128 ? 2 : 4, STAGES = WIDTH > 64 ? 2 : 4;
 constexpr int WARPS = 4, STAGES = WIDTH > 64 ? 3 : 6;
 #endif
 constexpr int N = WIDTH;
-/// Positions of a step of the block: sixteen a warp.
-constexpr u32 STEP = WARPS * 16;
+#ifdef E4M3
+constexpr int KEYS = 32;
+using Cached = e4m3;
+#else
+constexpr int KEYS = 16;
+using Cached = bf16;
+#endif
+/// Positions of a step of the block: KEYS a warp.
+constexpr u32 STEP = WARPS * KEYS;
 
 /// Whether a split ends at this position, a multiple of STEP.
 __device__ __forceinline__ bool ends_split(u32 position) {
@@ -61,8 +72,8 @@ struct Params {
     u32 table_stride;
     const bf16* qkv;
     u32 q_stride;
-    const bf16* keys;
-    const bf16* values;
+    const Cached* keys;
+    const Cached* values;
     bf16* out;
     const float* sinks;
     float* partial_sums;
@@ -73,8 +84,9 @@ struct Params {
     float scale;  // of scores, in powers of two
 };
 
-/// Sixteen keys, and as many values; also holds the f32 sums of a warp when a split ends.
-constexpr int STAGE = 16 * N * 2 * 2;
+/// KEYS keys, and as many values; also holds the f32 sums of a warp when a split ends.
+constexpr int HALF_STAGE = KEYS * N * (int)sizeof(Cached), STAGE = 2 * HALF_STAGE;
+static_assert(STAGE == 16 * N * 4);
 /// Bytes of shared memory: rings, queries, maxima and sums of weights of each warp, words for the block.
 constexpr int Q = WARPS * STAGES * STAGE, STATS = Q + 16 * N * 2, WORDS = STATS + WARPS * 16 * 8;
 /// Threads that keep the sums of one of the sixteen rows, and elements that each keeps.
@@ -102,13 +114,6 @@ __device__ __forceinline__ void load_transposed(u32 (&r)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
-__device__ __forceinline__ void multiply(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -134,43 +139,39 @@ __device__ __forceinline__ u32 chunk_at(u32 row, u32 chunk) {
     return row * (N * 2) + (chunk ^ (row & 7)) * 16;
 }
 
-/// Starts to bring keys and values of sixteen positions, of which `seen` are real.
-__device__ __forceinline__ void bring(const Params& p, u32 stage, u32 row, u32 seen) {
-    const u32 lane = threadIdx.x % 32;
+#ifdef E4M3
+#include "attend_split_e4m3.cuh"
+#else
+#include "attend_split_bf16.cuh"
+#endif
+
+/// Scores of positions that a row may not see become minus infinity.
+__device__ __forceinline__ void hide(float (&s)[KEYS / 2], u32 key, const u32 (&position)[2], u32 window) {
 #pragma unroll
-    for (int i = 0; i < N / 16; ++i) {
-        const u32 at = i * 32 + lane, key = at / (N / 8), chunk = at % (N / 8);
-        const bool real = key < seen && chunk * 8 < p.head_dim;
-        const u64 from = real ? (u64)(row + key) * p.head_dim + chunk * 8 : 0;
-        const u32 to = stage + chunk_at(key, chunk);
-        copy_16(to, p.keys + from, real ? 16 : 0);
-        copy_16(to + 16 * N * 2, p.values + from, real ? 16 : 0);
+    for (int i = 0; i < KEYS / 2; ++i) {
+        const u32 at = key + i / 4 * 8 + i % 2, row = position[i / 2 % 2];
+        if (at > row || (window && at + window <= row)) s[i] = HIDDEN;
     }
 }
 
-/// Adds sixteen positions from `key` on to a warp's sums.
-__device__ __forceinline__ void add_step(const Params& p, Sums& sums, u32 q, u32 stage, u32 key,
+/// Adds KEYS positions from `key` on to a warp's sums.
+__device__ __forceinline__ void add_step(const Params& p, Sums& sums, u32 q, const float (&scale)[2], u32 stage, u32 key,
                                          const u32 (&position)[2]) {
-    const u32 lane = threadIdx.x % 32, matrix = lane / 8, in = lane % 8;
-    float s[8] = {};
-#pragma unroll
-    for (int d = 0; d < N / 16; ++d) {
-        u32 a[4], b[4];
-        load_matrices(a, q + chunk_at((matrix & 1) * 8 + in, d * 2 + matrix / 2));
-        load_matrices(b, stage + chunk_at(matrix / 2 * 8 + in, d * 2 + (matrix & 1)));
-        multiply(s, a, b[0], b[1]);
-        multiply(s + 4, a, b[2], b[3]);
-    }
+    const u32 lane = threadIdx.x % 32;
+    float s[KEYS / 2] = {};
+    multiply_keys(s, q, stage);
+    // Most steps hide nothing: the warp's rows see all of their positions.
+    const u32 least = min(position[0], position[1]), most = max(position[0], position[1]);
+    if (!__all_sync(0xffffffffu, key + KEYS - 1 <= least && (!p.window || key + p.window > most)))
+        hide(s, key + lane % 4 * 2, position, p.window);
     float keep[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         float max = sums.max[half];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const u32 at = key + i / 2 * 8 + lane % 4 * 2 + i % 2;
+        for (int i = 0; i < KEYS / 4; ++i) {
             float& x = s[i / 2 * 4 + half * 2 + i % 2];
-            const bool seen = at <= position[half] && (!p.window || at + p.window > position[half]);
-            x = seen ? x * p.scale : HIDDEN;
+            x *= scale[half];
             max = fmaxf(max, x);
         }
         max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
@@ -180,7 +181,7 @@ __device__ __forceinline__ void add_step(const Params& p, Sums& sums, u32 q, u32
         keep[half] = exp2_fast(sums.max[half] - shift);
         float sum = 0.0f;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < KEYS / 4; ++i) {
             float& x = s[i / 2 * 4 + half * 2 + i % 2];
             x = exp2_fast(x - shift);
             sum += x;
@@ -188,16 +189,12 @@ __device__ __forceinline__ void add_step(const Params& p, Sums& sums, u32 q, u32
         sums.sum[half] = fmaf(sums.sum[half], keep[half], sum);
         sums.max[half] = max;
     }
+    // A maximum that stays changes nothing, to the bit.
+    if (!__all_sync(0xffffffffu, keep[0] == 1.0f && keep[1] == 1.0f)) {
 #pragma unroll
-    for (int i = 0; i < N / 2; ++i) sums.out[i] *= keep[i / 2 % 2];
-    const u32 a[4] = {pack_bf16(s[0], s[1]), pack_bf16(s[2], s[3]), pack_bf16(s[4], s[5]), pack_bf16(s[6], s[7])};
-#pragma unroll
-    for (int n = 0; n < N / 16; ++n) {
-        u32 b[4];
-        load_transposed(b, stage + 16 * N * 2 + chunk_at((matrix & 1) * 8 + in, n * 2 + matrix / 2));
-        multiply(sums.out + n * 8, a, b[0], b[1]);
-        multiply(sums.out + n * 8 + 4, a, b[2], b[3]);
+        for (int i = 0; i < N / 2; ++i) sums.out[i] *= keep[i / 2 % 2];
     }
+    multiply_values(sums.out, s, stage + HALF_STAGE);
 }
 
 // ---- sums of splits
@@ -242,10 +239,7 @@ __device__ __forceinline__ void add_warps(Kept& total, Sums& sums, char* shared,
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         if (lane % 4 == 0) stats[warp * 16 + row] = make_float2(sums.max[half], sum);
-#pragma unroll
-        for (int i = 0; i < N / 8; ++i)
-            *(float2*)(mine + row * N + ((i * 8 + lane % 4 * 2) ^ (row & 3) * 8)) =
-                make_float2(sums.out[i * 4 + half * 2], sums.out[i * 4 + half * 2 + 1]);
+        put_sums(mine, row, half, sums.out);
     }
     __syncthreads();
     const u32 row = kept_row();
@@ -258,7 +252,7 @@ __device__ __forceinline__ void add_warps(Kept& total, Sums& sums, char* shared,
         next.max = stats[w * 16 + row].x, next.sum = stats[w * 16 + row].y;
 #pragma unroll
         for (int i = 0; i < KEPT; i += 4)
-            *(float4*)(next.out + i) = *(const float4*)(theirs + row * N + (kept_column(i) ^ (row & 3) * 8));
+            *(float4*)(next.out + i) = *(const float4*)(theirs + row * N + (kept_column(i) ^ turned(row)));
         split.add(next);
     }
     total.add(split);
@@ -344,9 +338,12 @@ __device__ __forceinline__ void gather(const Params& p, const Piece& piece, cons
 
 // ---- a unit: one piece and up to sixteen query heads of one kv head
 
-/// The cache rows of a warp's next 32 steps, one a lane; NONE where nothing is to be read.
+/// Sixteens of positions in a step of a warp, and steps whose sixteens the lanes of a warp look up together.
+constexpr u32 PARTS = KEYS / 16, LOOKED_UP = 32 / PARTS;
+
+/// The cache rows of the sixteens of a warp's next LOOKED_UP steps, one a lane; NONE where nothing is to be read.
 __device__ __forceinline__ u32 find_rows(const Params& p, const u32* table, u32 head, u32 key, u32 from, u32 end) {
-    key += threadIdx.x % 32 * STEP;
+    key += threadIdx.x % 32 / PARTS * STEP + threadIdx.x % PARTS * 16;
     if (key >= end || key + 16 <= from) return NONE;
     return (table[key / p.page_size] * p.kv_heads + head) * p.page_size + key % p.page_size;
 }
@@ -358,13 +355,20 @@ __device__ void attend_unit(const Params& p, const Piece& piece, u32 number, u32
     const u32 from = p.window && piece.start >= p.window ? piece.start - p.window + 1 : 0;
     const u32* table = p.tables + (u64)piece.slot * p.table_stride;
     const u32 base = shared_address(shared), ring = base + warp * STAGES * STAGE, q = base + Q;
-    const u32 steps = (end - piece.from + STEP - 1) / STEP, first = piece.from + warp * 16;
+    const u32 steps = (end - piece.from + STEP - 1) / STEP, first = piece.from + warp * KEYS;
 
     u32 rows = find_rows(p, table, unit.head, first, from, end), rows_next = NONE;
     auto bring_step = [&](u32 step) {
-        const u32 row = __shfl_sync(0xffffffffu, step % 64 < 32 ? rows : rows_next, step % 32);
-        if (step < steps && row != NONE)
-            bring(p, ring + step % STAGES * STAGE, row, min(end - first - step * STEP, 16u));
+        u32 row[PARTS];
+        bool any = false;
+#pragma unroll
+        for (u32 i = 0; i < PARTS; ++i) {
+            const u32 held = step % (2 * LOOKED_UP) < LOOKED_UP ? rows : rows_next;
+            row[i] = __shfl_sync(0xffffffffu, held, step % LOOKED_UP * PARTS + i);
+            any |= row[i] != NONE;
+        }
+        if (step < steps && any)
+            bring(p, ring + step % STAGES * STAGE, row, min(end - first - step * STEP, (u32)KEYS));
         copy_commit();
     };
 #pragma unroll
@@ -375,10 +379,11 @@ __device__ void attend_unit(const Params& p, const Piece& piece, u32 number, u32
         if (m < unit.real && chunk * 8 < p.head_dim)
             x = *(const uint4*)(p.qkv + (u64)(piece.first_row + unit.token(m)) * p.q_stride +
                                 unit.query_head(m) * p.head_dim + chunk * 8);
-        *(uint4*)(shared + Q + chunk_at(m, chunk)) = x;
+        put_query(shared, m, chunk, x);
     }
     const u32 position[2] = {piece.start + unit.token(lane / 4), piece.start + unit.token(lane / 4 + 8)};
     __syncthreads();
+    const float scale[2] = {row_scale(p, shared, lane / 4), row_scale(p, shared, lane / 4 + 8)};
 
     Sums sums;
     Kept total;
@@ -386,14 +391,15 @@ __device__ void attend_unit(const Params& p, const Piece& piece, u32 number, u32
     sums.clear();
     for (u32 step = 0; step < steps; ++step) {
         const u32 ahead = step + STAGES - 1, key = first + step * STEP;
-        // Rows are looked up 16 steps before the first of them is brought.
-        if (ahead % 32 == 16)
-            (ahead % 64 < 32 ? rows_next : rows) = find_rows(p, table, unit.head, first + (ahead + 16) * STEP, from, end);
+        // Rows are looked up half a turn before the first of them is brought.
+        if (ahead % LOOKED_UP == LOOKED_UP / 2)
+            (ahead % (2 * LOOKED_UP) < LOOKED_UP ? rows_next : rows) =
+                find_rows(p, table, unit.head, first + (ahead + LOOKED_UP / 2) * STEP, from, end);
         copy_wait<STAGES - 2>();
         __syncwarp();
         // This fills the stage that was read a step ago.
         bring_step(ahead);
-        if (key < end && key + 16 > from) add_step(p, sums, q, ring + step % STAGES * STAGE, key, position);
+        if (key < end && key + KEYS > from) add_step(p, sums, q, scale, ring + step % STAGES * STAGE, key, position);
         if (step + 1 == steps || ends_split(piece.from + (step + 1) * STEP)) {
             add_warps(total, sums, shared, step % STAGES);
             sums.clear();
@@ -413,7 +419,7 @@ __device__ void attend_unit(const Params& p, const Piece& piece, u32 number, u32
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, WIDTH > 128 ? 1 : 2) attend_split_bf16(
     const u32* header, const Piece* pieces, const u32* tables, u32 table_stride, const bf16* qkv, u32 q_stride,
-    const bf16* keys, const bf16* values, bf16* out, const float* sinks, float* partial_sums, float2* partial_stats,
+    const Cached* keys, const Cached* values, bf16* out, const float* sinks, float* partial_sums, float2* partial_stats,
     u32* arrivals, u32* counters, u32 q_heads, u32 kv_heads, u32 head_dim, u32 page_size, u32 window, float scale) {
     extern __shared__ __align__(128) char shared[];
     const Params p{header,       pieces,        tables,   table_stride, qkv,     q_stride, keys,     values,    out,    sinks,

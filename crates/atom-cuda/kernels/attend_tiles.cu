@@ -9,6 +9,9 @@
 //          swizzle 128 B; group = q_heads / kv_heads <= 128
 //   k_map, v_map  2-D bf16 tensors over a layer's cache: {head_dim, pages * kv_heads * page_size}, box {64, granule},
 //          swizzle 128 B; granule = gcd(page_size, KEYS)
+//   With E4M3 the cache is e4m3, head_dim a multiple of 16, and what differs is in attend_tiles_e4m3.cuh: STAGES are 3, 2, 2, 2
+//          and INCOMING, of codes, 2, 2, 2, 1; shared memory 1280 + W * (256 + 4 * STAGES * KEYS + 2 * INCOMING * KEYS) bytes;
+//          k_map, v_map  2-D tensors of bytes, box {64, granule}, no swizzle
 //   header[TILES]  tiles in the list; none: every block returns at once
 //   tiles  {first_row, rows, start, slot}: rows first_row .. + rows of one span, at most 128 / group of them, at
 //          positions start .. ; best longest first within a span, spans with most work first
@@ -24,6 +27,12 @@
 
 #include "dependent.cuh"
 #include "hopper_attend.cuh"
+#ifdef E4M3
+#include "e4m3.cuh"
+#define FACTORS "f16.f16"
+#else
+#define FACTORS "bf16.bf16"
+#endif
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -37,14 +46,14 @@ struct Mma;
     struct Mma<N> {                                                                                                    \
         static __device__ __forceinline__ void keys(float (&d)[N / 2], u64 a, u64 b, int add) {                        \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " R2 ", 0;\n"                                            \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGS "}, " R0 ", " R1           \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." FACTORS " {" REGS "}, " R0 ", " R1         \
                          ", p, 1, 1, 0, 0;\n}"                                                                        \
                          : __VA_ARGS__                                                                                 \
                          : "l"(a), "l"(b), "r"(add));                                                                  \
         }                                                                                                              \
         static __device__ __forceinline__ void values(float (&d)[N / 2], const u32* a, u64 b) {                        \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"                                                 \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGS "}, {" R0 ", " R1 ", " R2  \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." FACTORS " {" REGS "}, {" R0 ", " R1 ", " R2 \
                          ", " R3 "}, " R4 ", p, 1, 1, 1;\n}"                                                          \
                          : __VA_ARGS__                                                                                 \
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                        \
@@ -61,7 +70,11 @@ namespace {
 
 /// Blocks of keys, and of values, in shared memory: as many as fit. With three instead of two, spans of 2048 rows were 10%
 /// faster and those of 4096 at most 6% slower (heads of 128, H200).
+#ifdef E4M3
+constexpr int STAGES = WIDTH > 64 ? 2 : 3, INCOMING = WIDTH > 128 ? 1 : 2;
+#else
 constexpr int STAGES = WIDTH > 128 ? 2 : WIDTH > 64 ? 3 : 4;
+#endif
 constexpr u32 NONE = 0xffffffffu;
 constexpr float LOG2_E = 1.4426950408889634f;
 
@@ -91,7 +104,13 @@ struct Shape {
     static constexpr int CHUNKS = (N + 63) / 64;
     static constexpr int Q_BYTES = CHUNKS * 128 * 128;
     static constexpr int KV_BYTES = CHUNKS * KEYS * 128;
-    static constexpr int Q = 0, K = Q_BYTES, V = K + STAGES * KV_BYTES, BARRIERS = V + STAGES * KV_BYTES;
+    static constexpr int Q = 0, K = Q_BYTES, V = K + STAGES * KV_BYTES;
+#ifdef E4M3
+    static constexpr int CODE_BYTES = KV_BYTES / 2, K_IN = V + STAGES * KV_BYTES, V_IN = K_IN + INCOMING * CODE_BYTES;
+    static constexpr int BARRIERS = V_IN + INCOMING * CODE_BYTES;
+#else
+    static constexpr int BARRIERS = V + STAGES * KV_BYTES;
+#endif
 };
 
 /// What the producer tells the consumers about a tile.
@@ -100,10 +119,28 @@ struct Box {
     u32 head;  // NONE: there are no more
 };
 
-struct Barriers {
-    u64 q_full, q_empty, k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
-    Box box;
+template <int N>
+struct Ring {
+    u64 full[N], empty[N];
+    __device__ __forceinline__ void init(int fillers, int readers) {
+        for (int s = 0; s < N; ++s) barrier_init(smem(&full[s]), fillers), barrier_init(smem(&empty[s]), readers);
+    }
+    /// Of stage number `count` since the start.
+    __device__ __forceinline__ void wait_full(u32 count) { barrier_wait(smem(&full[count % N]), count / N & 1); }
+    __device__ __forceinline__ void wait_empty(u32 count) { barrier_wait(smem(&empty[count % N]), (count / N & 1) ^ 1); }
 };
+
+struct Barriers {
+    u64 q_full, q_empty;
+    Ring<STAGES> k, v;
+    Box box;
+#ifdef E4M3
+    Ring<INCOMING> k_in, v_in;
+    /// Of tiles by turns, for the warps that convert.
+    Box boxes[2];
+#endif
+};
+static_assert(sizeof(Barriers) <= 256);
 
 // ---- instructions
 
@@ -152,6 +189,22 @@ struct Range {
     }
 };
 
+/// What scores of a thread's two rows are multiplied by, in powers of two.
+struct Scales {
+    float of[2];
+};
+
+#ifdef E4M3
+#include "attend_tiles_e4m3.cuh"
+#else
+/// What the producer fills: keys and values as they are multiplied.
+template <int N>
+struct Incoming {
+    static constexpr int COUNT = STAGES, BYTES = Shape<N>::KV_BYTES, K = Shape<N>::K, V = Shape<N>::V;
+    static __device__ __forceinline__ Ring<STAGES>& keys(Barriers* bars) { return bars->k; }
+    static __device__ __forceinline__ Ring<STAGES>& values(Barriers* bars) { return bars->v; }
+};
+
 /// Keys or values of one block of positions; each lane brings one granule of its page.
 template <int N>
 __device__ __forceinline__ void bring_block(const Params& p, const TensorMap* map, u32 to, u32 full, u32 key,
@@ -169,10 +222,12 @@ __device__ __forceinline__ void bring_block(const Params& p, const TensorMap* ma
             tma_load_2d(to + (c * S::KEYS + lane * p.granule) * 128, *map, full, c * 64, row);
     }
 }
+#endif
 
 template <int N>
 __device__ void produce(const Params& p, char* shared, Barriers* bars, u32 units) {
     using S = Shape<N>;
+    using In = Incoming<N>;
     const u32 lane = threadIdx.x % 32;
     const u32 group = p.q_heads / p.kv_heads;
     const u32 base = smem(shared);
@@ -190,10 +245,13 @@ __device__ void produce(const Params& p, char* shared, Barriers* bars, u32 units
             return n >= range.first && key < range.end && lane * p.granule < S::KEYS ? table[key / p.page_size] : 0;
         };
         auto bring_keys = [&](int n, u32 page) {
-            const u32 s = k_count % STAGES;
-            barrier_wait(smem(&bars->k_empty[s]), (k_count / STAGES & 1) ^ 1);
-            bring_block<N>(p, p.k_map, base + S::K + s * S::KV_BYTES, smem(&bars->k_full[s]), n * S::KEYS, range.end, page,
-                           head);
+            const u32 s = k_count % In::COUNT;
+            In::keys(bars).wait_empty(k_count);
+#ifdef E4M3
+            if (n == range.last && lane == 0) bars->boxes[tile_count % 2] = {tile, head};
+#endif
+            bring_block<N>(p, p.k_map, base + In::K + s * In::BYTES, smem(&In::keys(bars).full[s]), n * S::KEYS, range.end,
+                           page, head);
             ++k_count;
         };
         u32 page = page_of(range.last), page_next = page_of(range.last - 1);
@@ -216,16 +274,23 @@ __device__ void produce(const Params& p, char* shared, Barriers* bars, u32 units
         for (int n = range.last; n >= range.first; --n) {
             const u32 page_after = page_of(n - 2);
             if (n > range.first) bring_keys(n - 1, page_next);
-            const u32 s = v_count % STAGES;
-            barrier_wait(smem(&bars->v_empty[s]), (v_count / STAGES & 1) ^ 1);
-            bring_block<N>(p, p.v_map, base + S::V + s * S::KV_BYTES, smem(&bars->v_full[s]), n * S::KEYS, range.end, page,
-                           head);
+            const u32 s = v_count % In::COUNT;
+            In::values(bars).wait_empty(v_count);
+            bring_block<N>(p, p.v_map, base + In::V + s * In::BYTES, smem(&In::values(bars).full[s]), n * S::KEYS, range.end,
+                           page, head);
             ++v_count;
             page = page_next, page_next = page_after;
         }
         unit = __shfl_sync(0xffffffffu, next, 0);
     }
     if (tile_count == 0) wait_for_kernels_before();
+#ifdef E4M3
+    In::keys(bars).wait_empty(k_count);
+    if (lane == 0) {
+        bars->boxes[tile_count % 2].head = NONE;
+        barrier_arrive(smem(&bars->k_in.full[k_count % In::COUNT]));
+    }
+#endif
     barrier_wait(smem(&bars->q_empty), (tile_count & 1) ^ 1);
     if (lane == 0) {
         bars->box.head = NONE;
@@ -289,9 +354,10 @@ __device__ __forceinline__ void hide(float (&s)[KEYS / 2], u32 key, const u32 (&
 
 /// Scores become weights in place; returns what earlier sums are multiplied by.
 template <int KEYS, bool MASKED, int N>
-__device__ __forceinline__ void soften(float (&s)[KEYS / 2], Sums<N>& sums, float (&keep)[2], float scale) {
+__device__ __forceinline__ void soften(float (&s)[KEYS / 2], Sums<N>& sums, float (&keep)[2], const Scales& scales) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+        const float scale = scales.of[half];
         float max = sums.max[half];
 #pragma unroll
         for (int i = 0; i < KEYS / 8; ++i) max = fmaxf(max, fmaxf(s[i * 4 + half * 2], s[i * 4 + half * 2 + 1]));
@@ -324,9 +390,15 @@ __device__ __forceinline__ void rescale(Sums<N>& sums, const float (&keep)[2]) {
 template <int KEYS>
 __device__ __forceinline__ void round_weights(u32 (&weights)[KEYS / 4], const float (&s)[KEYS / 2]) {
 #pragma unroll
-    for (int i = 0; i < KEYS / 4; ++i) weights[i] = pack_bf16(s[i * 2], s[i * 2 + 1]);
+    for (int i = 0; i < KEYS / 4; ++i)
+#ifdef E4M3
+        weights[i] = pack_halves(s[i * 2], s[i * 2 + 1]);
+#else
+        weights[i] = pack_bf16(s[i * 2], s[i * 2 + 1]);
+#endif
 }
 
+#ifndef E4M3
 /// Values at or behind the tile's end were not brought and meet weights of 0: they must be numbers.
 template <int N>
 __device__ void clear_values(char* v, u32 from) {
@@ -339,6 +411,7 @@ __device__ void clear_values(char* v, u32 from) {
     proxy_fence();
     named_barrier<256>(3);
 }
+#endif
 
 /// Word j of lane i of each four becomes word i of lane j.
 __device__ __forceinline__ void transpose(u32 (&w)[4]) {
@@ -356,7 +429,8 @@ __device__ __forceinline__ void transpose(u32 (&w)[4]) {
 }
 
 template <int N>
-__device__ __forceinline__ void store(const Params& p, const Box& box, Sums<N>& sums, u32 first, u32 group) {
+__device__ __forceinline__ void store(const Params& p, const Box& box, Sums<N>& sums, const Scales& scales, u32 first,
+                                      u32 group) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         float sum = sums.sum[half];
@@ -366,7 +440,7 @@ __device__ __forceinline__ void store(const Params& p, const Box& box, Sums<N>& 
         const bool real = token < box.tile.rows;
         float factor = 1.0f;
         if (p.sinks && real) {
-            const float sink = p.sinks[head] * LOG2_E, max = sums.max[half] * p.scale, top = fmaxf(sink, max);
+            const float sink = p.sinks[head] * LOG2_E, max = sums.max[half] * scales.of[half], top = fmaxf(sink, max);
             factor = exp2_fast(max - top);
             sum = sum * factor + exp2_fast(sink - top);
         }
@@ -399,6 +473,7 @@ struct Consumer {
     Barriers* bars;
     u32 warpgroup, q, k, v, k_count, v_count;
     u32 position[2];
+    Scales scales;
     Sums<N> sums;
     float s[KEYS / 2];
     u32 weights[KEYS / 4];
@@ -413,43 +488,46 @@ struct Consumer {
         for (int i = 0; i < N / 2; ++i) sums.out[i] = 0.0f;
         sums.max[0] = sums.max[1] = HIDDEN;
         sums.sum[0] = sums.sum[1] = 0.0f;
-        const u32 k_stage = k_count % STAGES, v_stage = v_count % STAGES;
-        barrier_wait(smem(&bars->k_full[k_stage]), k_count / STAGES & 1);
+        const u32 k_stage = k_count % STAGES;
+        bars->k.wait_full(k_count);
         multiply_keys<N>(s, q, k + k_stage * S::KV_BYTES);
         wait_for<0>(s);
-        release(&bars->k_empty[k_stage]);
+        release(&bars->k.empty[k_stage]);
         ++k_count;
         hide<KEYS>(s, last * KEYS, position, p.window);
         float keep[2];
-        soften<KEYS, true>(s, sums, keep, p.scale);
+        soften<KEYS, true>(s, sums, keep, scales);
         round_weights<KEYS>(weights, s);
+#ifndef E4M3
         if (end < (u32)(last + 1) * KEYS) {
-            barrier_wait(smem(&bars->v_full[v_stage]), v_count / STAGES & 1);
+            const u32 v_stage = v_count % STAGES;
+            bars->v.wait_full(v_count);
             clear_values<N>(shared + S::V + v_stage * S::KV_BYTES, end - last * KEYS);
         }
+#endif
     }
 
     /// The scores of block `n` are multiplied beside the values of the block behind it.
     template <bool MASKED>
     __device__ __forceinline__ void step(int n) {
         const u32 k_stage = k_count % STAGES, v_stage = v_count % STAGES;
-        barrier_wait(smem(&bars->k_full[k_stage]), k_count / STAGES & 1);
+        bars->k.wait_full(k_count);
         turn_wait(warpgroup);
         multiply_keys<N>(s, q, k + k_stage * S::KV_BYTES);
-        barrier_wait(smem(&bars->v_full[v_stage]), v_count / STAGES & 1);
+        bars->v.wait_full(v_count);
         multiply_values<N>(sums.out, weights, v + v_stage * S::KV_BYTES);
         turn_pass(warpgroup);
         wait_for<1>(s);
-        release(&bars->k_empty[k_stage]);
+        release(&bars->k.empty[k_stage]);
         if (MASKED) hide<KEYS>(s, n * KEYS, position, p.window);
         float keep[2];
-        soften<KEYS, MASKED>(s, sums, keep, p.scale);
+        soften<KEYS, MASKED>(s, sums, keep, scales);
         pin(s);
         // Passes at once. Its loop keeps the assembler from waiting for the products of values before it has taken
         // the exponentials, which are to run beside them.
-        barrier_wait(smem(&bars->v_full[v_stage]), v_count / STAGES & 1);
+        bars->v.wait_full(v_count);
         wait_for<0>(sums.out);
-        release(&bars->v_empty[v_stage]);
+        release(&bars->v.empty[v_stage]);
         round_weights<KEYS>(weights, s);
         // Small heads have few products to hide this behind.
         if (N > 64 || !__all_sync(0xffffffffu, keep[0] == 1.0f && keep[1] == 1.0f)) rescale<N>(sums, keep);
@@ -460,10 +538,10 @@ struct Consumer {
     __device__ __forceinline__ void end() {
         release(&bars->q_empty);
         const u32 stage = v_count % STAGES;
-        barrier_wait(smem(&bars->v_full[stage]), v_count / STAGES & 1);
+        bars->v.wait_full(v_count);
         multiply_values<N>(sums.out, weights, v + stage * S::KV_BYTES);
         wait_for<0>(sums.out);
-        release(&bars->v_empty[stage]);
+        release(&bars->v.empty[stage]);
         ++v_count;
     }
 };
@@ -476,6 +554,7 @@ __device__ void consume(const Params& p, char* shared, Barriers* bars) {
     const u32 first = warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     Consumer<N> c{p, shared, bars, warpgroup, base + S::Q + warpgroup * 64 * 128, base + S::K, base + S::V};
     c.k_count = c.v_count = 0;
+    c.scales = {p.scale, p.scale};
     if (warpgroup == 1) turn_pass(1);
     for (u32 tile_count = 0;; ++tile_count) {
         barrier_wait(smem(&bars->q_full), tile_count & 1);
@@ -483,6 +562,9 @@ __device__ void consume(const Params& p, char* shared, Barriers* bars) {
         if (box.head == NONE) break;
         const Range<S::KEYS> range(box.tile, p.window);
         c.position[0] = box.tile.start + first / group, c.position[1] = box.tile.start + (first + 8) / group;
+#ifdef E4M3
+        c.scales = queries_to_halves<N>(shared + S::Q + warpgroup * 64 * 128, warpgroup, p.scale);
+#endif
         c.begin(range.last, range.end);
         int n = range.last - 1;
         for (; n >= range.first && (u32)(n + 1) * S::KEYS > box.tile.start + 1; --n) c.template step<true>(n);
@@ -492,7 +574,7 @@ __device__ void consume(const Params& p, char* shared, Barriers* bars) {
         for (; n >= whole; --n) c.template step<false>(n);
         for (; n >= range.first; --n) c.template step<true>(n);
         c.end();
-        store<N>(p, box, c.sums, first, group);
+        store<N>(p, box, c.sums, c.scales, first, group);
     }
     // The second group's last turn is taken, so that no barrier is left half full.
     if (warpgroup == 0) turn_wait(0);
@@ -512,20 +594,28 @@ __device__ __forceinline__ void attend_tiles(const Params& p) {
         tma_prefetch_map(*p.v_map);
         barrier_init(smem(&bars->q_full), 1);
         barrier_init(smem(&bars->q_empty), 8);
-        for (int s = 0; s < STAGES; ++s) {
-            barrier_init(smem(&bars->k_full[s]), 1);
-            barrier_init(smem(&bars->k_empty[s]), 8);
-            barrier_init(smem(&bars->v_full[s]), 1);
-            barrier_init(smem(&bars->v_empty[s]), 8);
-        }
+#ifdef E4M3
+        bars->k_in.init(1, CONVERTERS), bars->v_in.init(1, CONVERTERS);
+        bars->k.init(CONVERTERS, 8), bars->v.init(CONVERTERS, 8);
+#else
+        bars->k.init(1, 8), bars->v.init(1, 8);
+#endif
         barrier_init_fence();
     }
     __syncthreads();
     if (threadIdx.x < 128) {
+#ifdef E4M3
+        registers_less<72>();
+        if (threadIdx.x >= 32) return convert<N>(p, shared, bars);
+        produce<N>(p, shared, bars, units);
+    } else {
+        registers_more<216>();
+#else
         registers_less<24>();
         if (threadIdx.x < 32) produce<N>(p, shared, bars, units);
     } else {
         registers_more<240>();
+#endif
         consume<N>(p, shared, bars);
     }
 }

@@ -5,7 +5,8 @@
 //   (x[a], x[b]) = (x[a] c - x[b] s, x[b] c + x[a] s)    (a, b) = (i, i + dim/2), or (2i, 2i + 1) if `pairs`
 //   q stays where it was; k goes to keys[page][head][offset], v unchanged to values[page][head][offset]
 //
-// Launch contract. `_bf16`, `_f32`: the type of qkv and of the cache. Buffers and pages start on 16 bytes.
+// Launch contract. `_bf16`, `_f32`: the type of qkv and of the cache; `_bf16_e4m3`, `_f32_e4m3`: of qkv, with a cache of
+// e4m3. Numbers are rounded once, on their way there. Buffers and pages start on 16 bytes.
 //   rotate_and_cache_T         dim/2 and (head_dim - dim)/2 are multiples of 8, head_dim <= 512
 //   rotate_and_cache_T_narrow  any even dim, any even head_dim <= 256
 //   grid.x = rows at capacity (any number is right, blocks loop); block.x = 32 * warps, any number of warps up to 16.
@@ -13,6 +14,7 @@
 //   two >= head_dim / 16 (narrow: G = 32); many rows want 2 warps. `dim` <= 512.
 // Angles are made before the wait for the kernel in front: positions come with the step's upload.
 #include "rows.cuh"
+#include "e4m3.cuh"
 
 struct Rotation {
     const u32* positions;      // [rows]
@@ -63,6 +65,11 @@ template <u32 W, typename T> __device__ __forceinline__ Few<W> read_few(const T*
         for (u32 j = 0; j < W; j++) x.v[j] = to_float(from[j]);
     }
     return x;
+}
+
+__device__ __forceinline__ void write_chunk(e4m3* to, const Chunk& c) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(pack_e4m3(c.v[0], c.v[1]) | pack_e4m3(c.v[2], c.v[3]) << 16,
+                                               pack_e4m3(c.v[4], c.v[5]) | pack_e4m3(c.v[6], c.v[7]) << 16);
 }
 
 template <u32 W, typename T> __device__ __forceinline__ void write_few(T* to, const Few<W>& x) {
@@ -120,9 +127,12 @@ __device__ __forceinline__ void turn(Few<W>& low, Few<W>& high, const Part& part
     }
 }
 
-/// W elements a read, K parts of a head a thread at the most.
-template <typename T, u32 W, u32 K>
-__device__ __forceinline__ void rotate_and_cache(T* qkv, T* keys, T* values, const Rotation& r, Extent extent) {
+template <typename A, typename B> constexpr bool same = false;
+template <typename A> constexpr bool same<A, A> = true;
+
+/// T in qkv, C in the cache; W elements a read, K parts of a head a thread at the most.
+template <typename T, typename C, u32 W, u32 K>
+__device__ __forceinline__ void rotate_and_cache(T* qkv, C* keys, C* values, const Rotation& r, Extent extent) {
     __shared__ float cosines[ANGLES_MAX], sines[ANGLES_MAX];
     let_next_start();
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -167,7 +177,7 @@ __device__ __forceinline__ void rotate_and_cache(T* qkv, T* keys, T* values, con
             u32 head = base + lane / group;
             bool is_q = head < r.q_heads, is_v = head >= r.q_heads + r.kv_heads, works = head < heads;
             T* from = line + head * r.head_dim;
-            T* to = from;
+            void* to = from;
             if (!is_q) {
                 u32 kv = head - r.q_heads - (is_v ? r.kv_heads : 0);
                 to = (is_v ? values : keys) + (((u64)page * r.kv_heads + kv) * r.page_size + offset) * r.head_dim;
@@ -201,22 +211,29 @@ __device__ __forceinline__ void rotate_and_cache(T* qkv, T* keys, T* values, con
                     }
                 }
                 if (parts[k].turns && !is_v) turn<W>(low[k], high[k], parts[k], cosines, sines);
-                write_few<W>(to + parts[k].low, low[k]);
-                write_few<W>(to + parts[k].high, high[k]);
+                if (!same<T, C> && is_q) {
+                    write_few<W>((T*)to + parts[k].low, low[k]);
+                    write_few<W>((T*)to + parts[k].high, high[k]);
+                } else {
+                    write_few<W>((C*)to + parts[k].low, low[k]);
+                    write_few<W>((C*)to + parts[k].high, high[k]);
+                }
             }
         }
     }
     if (waits) wait_for_inputs();
 }
 
-#define ROTATE(NAME, T)                                                                                              \
+#define ROTATE(NAME, T, C)                                                                                           \
     extern "C" __global__ void __launch_bounds__(512, 2)                                                              \
-        rotate_and_cache_##NAME(T* qkv, T* keys, T* values, Rotation rotation, Extent extent) {                      \
-        rotate_and_cache<T, 8, 1>(qkv, keys, values, rotation, extent);                                              \
+        rotate_and_cache_##NAME(T* qkv, C* keys, C* values, Rotation rotation, Extent extent) {                      \
+        rotate_and_cache<T, C, 8, 1>(qkv, keys, values, rotation, extent);                                           \
     }                                                                                                                \
     extern "C" __global__ void __launch_bounds__(512, 2)                                                              \
-        rotate_and_cache_##NAME##_narrow(T* qkv, T* keys, T* values, Rotation rotation, Extent extent) {             \
-        rotate_and_cache<T, 1, 4>(qkv, keys, values, rotation, extent);                                              \
+        rotate_and_cache_##NAME##_narrow(T* qkv, C* keys, C* values, Rotation rotation, Extent extent) {             \
+        rotate_and_cache<T, C, 1, 4>(qkv, keys, values, rotation, extent);                                           \
     }
-ROTATE(bf16, bf16)
-ROTATE(f32, float)
+ROTATE(bf16, bf16, bf16)
+ROTATE(f32, float, float)
+ROTATE(bf16_e4m3, bf16, e4m3)
+ROTATE(f32_e4m3, float, e4m3)

@@ -25,23 +25,51 @@ __device__ __forceinline__ float synthetic(u64 index, u32 k0, u32 k1, double off
     return (float)__dadd_rn(offset, __dmul_rn((double)x, scale));
 }
 
+/// The nearest number that an e4m3 code has.
+__device__ __forceinline__ float nearest_e4m3(float x) {
+    // Codes have 3 bits behind the leading one, and steps of 2^-9 where that is below 2^-6.
+    int exponent = max((int)(__float_as_uint(x) >> 23 & 255) - 127, -6);
+    float step = __uint_as_float((u32)(exponent - 3 + 127) << 23);
+    return fminf(fmaxf(rintf(x / step) * step, -448.0f), 448.0f);
+}
+
+/// What is stored of a number whose tensor has codes with this scale; 0 if it has none.
+template <typename T> struct Stored {
+    static __device__ __forceinline__ T of(float x, float scale) {
+        return From<T>::of(scale == 0.0f ? x : nearest_e4m3(__fdiv_rn(x, scale)) * scale);
+    }
+};
+
 /// out[r, c] = element `first + r * stride + c`
 template <typename T>
 __device__ __forceinline__ void make(T* out, u64 rows, u64 cols, u64 first, u64 stride, u32 k0, u32 k1, double offset,
-                                     double scale) {
+                                     double scale, float of_codes) {
     for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < rows * cols; i += (u64)gridDim.x * blockDim.x) {
-        out[i] = From<T>::of(synthetic(first + i / cols * stride + i % cols, k0, k1, offset, scale));
+        float x = synthetic(first + i / cols * stride + i % cols, k0, k1, offset, scale);
+        out[i] = Stored<T>::of(x, of_codes);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) synthetic_bf16(bf16* out, u64 rows, u64 cols, u64 first, u64 stride,
-                                                                 u32 k0, u32 k1, double offset, double scale) {
-    make(out, rows, cols, first, stride, k0, k1, offset, scale);
-}
-extern "C" __global__ void __launch_bounds__(256) synthetic_f32(float* out, u64 rows, u64 cols, u64 first, u64 stride,
-                                                                u32 k0, u32 k1, double offset, double scale) {
-    make(out, rows, cols, first, stride, k0, k1, offset, scale);
-}
+// Codes of FP8 want compute capability 8.9.
+#if __CUDA_ARCH__ >= 890
+#include "e4m3.cuh"
+
+template <> struct Stored<e4m3> {
+    static __device__ __forceinline__ e4m3 of(float x, float scale) { return to_e4m3(__fdiv_rn(x, scale)); }
+};
+#endif
+
+#define SYNTHETIC(NAME, T)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(256)                                                                 \
+        synthetic_##NAME(T* out, u64 rows, u64 cols, u64 first, u64 stride, u32 k0, u32 k1, double offset,            \
+                         double scale, float of_codes) {                                                              \
+        make(out, rows, cols, first, stride, k0, k1, offset, scale, of_codes);                                        \
+    }
+SYNTHETIC(bf16, bf16)
+SYNTHETIC(f32, float)
+#if __CUDA_ARCH__ >= 890
+SYNTHETIC(e4m3, e4m3)
+#endif
 
 #include "rows.cuh"
 

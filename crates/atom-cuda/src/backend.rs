@@ -5,21 +5,25 @@ mod operators;
 pub use operators::{OperatorTime, StepTimes};
 
 use crate::blas::Blas;
+use crate::blas_fp8::Fp8Blas;
 use crate::compile::Program;
-use crate::device::{Device, Stream};
+use crate::device::Stream;
 use crate::error::CudaError;
 use crate::few_rows::FewRows;
-use crate::fuse::{Fused, Step, fuse};
+use crate::fuse::{Fused, FusedFp8, Step, fuse};
 use crate::gpu::Gpu;
-use crate::graph::Graph;
 use crate::kernels::Queue;
-use crate::landing::{Landing, TURNS, turn};
+use crate::landing::{Landing, Pace, TURNS, turn};
 use crate::launch::attend::{AttendHeads, AttendKernels};
-use crate::launch::experts::{Experts, MEETING_BYTES};
+use crate::launch::attend_few::AttendFew;
+use crate::launch::experts::Experts;
 use crate::launch::rope::CacheLayer;
 use crate::masks::Masks;
 use crate::memory::{Address, DeviceMem, Pinned};
-use crate::plan::{COUNTS_BYTES, Plan, attend_heads, check_kv, check_model, experts_shape, work};
+use crate::plan::{
+    COUNTS_BYTES, Plan, attend_few, attend_heads, attend_kernels, check_kv, check_model, experts_shape,
+    letters_offset, work,
+};
 use crate::record::{Capture, Recorded, not_built};
 use crate::sampler::Sampler;
 use crate::staging::Staging;
@@ -39,9 +43,9 @@ use std::time::{Duration, Instant};
 pub struct CudaBackend {
     // Fields are dropped in order: graphs before what they work on.
     recordings: Vec<Option<Recorded>>,
-    /// How long each took when it was replayed last; 0 before.
-    took: Vec<Duration>,
+    paces: Vec<Pace>,
     reserved: Option<Reserved>,
+    fp8_blas: Fp8Blas,
     blas: Blas,
     weights: DeviceMem,
     shelf: Shelf,
@@ -49,10 +53,12 @@ pub struct CudaBackend {
     stream: Stream,
     plan: Plan,
     expert_rows: ExpertRows,
+    /// Free bytes before anything of it was taken.
+    free_at_start: u64,
+    /// It was said what the driver took.
+    is_measured: bool,
     /// Steps count the different experts that their rows choose, where they can.
     counts_experts: bool,
-    /// Free bytes before anything of it was taken; none once it was said what the driver took.
-    free_at_start: Option<u64>,
     /// Whose calls the driver takes for this GPU.
     bound: Option<ThreadId>,
     gpu: Gpu,
@@ -62,13 +68,15 @@ pub struct CudaBackend {
 pub(crate) struct Reserved {
     pub(crate) reserve: Reserve,
     pub(crate) room: DeviceMem,
+    pub(crate) quantised: DeviceMem,
     pub(crate) staging: DeviceMem,
     pub(crate) tables: DeviceMem,
     pub(crate) frequencies: DeviceMem,
     pub(crate) sampler: Option<Sampler>,
     pub(crate) attention: Attention,
     pub(crate) experts: DeviceMem,
-    counts: Option<ExpertCounts>,
+    /// How many different experts the rows of a step choose; 0 between steps.
+    counts: Option<DeviceMem>,
     cache: DeviceMem,  // [layers][keys, values][pages, kv_heads, page_size, head_dim]
     page_bytes: usize, // of one layer's keys
     host: Staging,
@@ -92,18 +100,29 @@ struct Flight {
     counts_experts: bool,
 }
 
-/// How many different experts the rows of a step choose: the device's sum, and what is brought back of it.
-struct ExpertCounts {
-    sum: DeviceMem,
-    found: [Pinned; TURNS],
-}
-
 /// How this model's attention is computed.
 pub(crate) struct Attention {
     pub(crate) heads: AttendHeads,
     pub(crate) kernels: AttendKernels,
     pub(crate) work: Option<WorkSpec>,
+    /// For steps of few rows.
+    pub(crate) few: Option<AttendFew>,
     pub(crate) scratch: DeviceMem,
+    letters_offset: usize,
+}
+
+impl Attention {
+    /// Where the blocks of [`AttendFew`] leave their sums.
+    pub(crate) fn letters(&self) -> Address {
+        self.scratch.address().plus(self.letters_offset)
+    }
+
+    /// Counters start at 0, letters with all bits 1, and every launch leaves them so.
+    fn clear(&self, stream: &Stream) -> Result<(), CudaError> {
+        let (start, end) = (self.letters_offset, self.scratch.bytes());
+        self.scratch.fill(stream, 0, start, 0)?;
+        self.scratch.fill(stream, start, end - start, 0xff)
+    }
 }
 
 impl CudaBackend {
@@ -113,19 +132,22 @@ impl CudaBackend {
         wait::sleep_exactly();
         let (free, _) = gpu.device.memory()?;
         gpu.load(&BASE_PROGRAMS.map(Program::plain))?;
+        let stays = crate::fp8::stays(plan.sizes.element, plan.sizes.order, gpu.device.properties());
         Ok(Self {
             recordings: Vec::new(),
-            took: Vec::new(),
+            paces: Vec::new(),
             reserved: None,
+            fp8_blas: Fp8Blas::default(),
             blas: Blas::new(&gpu.cublaslt, &gpu.device, plan.sizes.order, gpu.cache.as_deref())?,
             weights: DeviceMem::new(&gpu.device, plan.sizes.weights)?,
-            shelf: Shelf::new(plan.sizes.element),
+            shelf: Shelf::new(plan.sizes.element, stays),
             carrier: Some(Carrier::new(&gpu.device)?),
             stream: gpu.device.stream()?,
             plan: *plan,
             expert_rows: ExpertRows::default(),
+            free_at_start: free,
+            is_measured: false,
             counts_experts: false,
-            free_at_start: Some(free),
             bound: Some(std::thread::current().id()),
             gpu,
         })
@@ -148,19 +170,24 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Says once what the driver took by itself: behind the first step, when code and graphs are there.
-    fn say_driver_bytes(&mut self) -> Result<(), CudaError> {
-        let Some(before) = self.free_at_start.take() else { return Ok(()) };
+    /// Bytes that the driver took by itself: of all that is gone since the start, what no plan has.
+    fn driver_bytes(&self, planned: usize) -> Result<u64, CudaError> {
         let (now, _) = self.gpu.device.memory()?;
-        let sizes = &self.plan.sizes;
-        let planned = (self.plan.total() - sizes.driver) as u64;
-        let taken = before.saturating_sub(now).saturating_sub(planned);
+        Ok(self.free_at_start.saturating_sub(now).saturating_sub(planned as u64))
+    }
+
+    /// Says once what that was: behind the first step, when code and graphs are there.
+    fn say_driver_bytes(&mut self) -> Result<(), CudaError> {
+        if std::mem::replace(&mut self.is_measured, true) {
+            return Ok(());
+        }
+        let taken = self.driver_bytes(self.plan.total() - self.plan.sizes.driver)?;
         let graphs: Vec<usize> = self.recordings.iter().flatten().map(|r| r.graph.nodes()).collect();
         let (count, nodes) = (graphs.len(), graphs.iter().sum::<usize>());
         tracing::info!(
             "the driver took {} MiB of GPU memory for code and {count} recordings of {nodes} nodes; {} MiB were kept for it",
             taken >> 20,
-            sizes.driver >> 20
+            self.plan.sizes.driver >> 20
         );
         Ok(())
     }
@@ -217,9 +244,16 @@ impl Backend for CudaBackend {
             carrier.finish()?;
         }
         self.shelf.close();
+        for (reason, count) in self.shelf.expanded() {
+            tracing::warn!("{count} FP8 matrices are expanded to {:?}: {reason}", self.shelf.element());
+        }
         let reserved = Reserved::new(&self.stream, &self.plan, reserve)?;
-        self.gpu.load(&reserved.attention.kernels.programs())?;
+        let mut programs = reserved.attention.kernels.programs();
+        programs.extend(reserved.attention.few.map(|few| few.program()));
+        self.gpu.load(&programs)?;
         self.reserved = Some(reserved);
+        let taken = self.driver_bytes(self.plan.total() - self.plan.sizes.driver)?;
+        tracing::debug!("the driver took {} MiB of GPU memory before the first recording", taken >> 20);
         Ok(())
     }
 
@@ -228,23 +262,30 @@ impl Backend for CudaBackend {
         let reserved = self.reserved.as_ref().ok_or_else(|| early("record"))?;
         let (element, properties) = (self.shelf.element(), self.gpu.device.properties());
         let order = self.plan.sizes.order;
-        let shapes = recording.ops().iter().filter_map(|op| experts_shape(&recording, op, element));
+        let codes = |weight| self.shelf.codes(weight);
+        let shapes = recording.ops().iter().filter_map(|op| experts_shape(&recording, op, element, codes));
         let mut programs: Vec<Program> =
             shapes.flat_map(|shape| Experts::in_order(shape, order, properties).programs()).collect();
-        let steps = fuse(&recording, element, order, properties);
-        programs.extend(steps.iter().filter_map(|step| match step {
-            Step::Product(Fused { product, .. }) => {
-                FewRows::choose(product, order, properties).map(|kernel| kernel.program(product, properties))
+        let few = reserved.attention.few.as_ref();
+        let steps = fuse(&recording, element, order, codes, properties, few);
+        for step in &steps {
+            match step {
+                Step::Product(Fused { product, .. }) => {
+                    let kernel = FewRows::choose(product, order, properties);
+                    programs.extend(kernel.map(|kernel| kernel.program(product, properties)));
+                }
+                Step::Fp8(FusedFp8 { product, .. }) => programs.extend(product.programs(properties)),
+                Step::Router(routed) => programs.push(routed.program(&recording)),
+                Step::Op(_) | Step::Norm { .. } | Step::Attend(_) | Step::Experts(_) => {}
             }
-            Step::Router(routed) => Some(routed.program(&recording)),
-            _ => None,
-        }));
+        }
         programs.sort();
         programs.dedup();
         self.gpu.load(&programs)?;
         let capture = Capture {
             queue: Queue { kernels: &self.gpu.kernels, stream: &self.stream },
             blas: &self.blas,
+            fp8_blas: &self.fp8_blas,
             shelf: &self.shelf,
             weights: self.weights.address(),
             weights_bytes: self.weights.bytes(),
@@ -252,11 +293,11 @@ impl Backend for CudaBackend {
         };
         let recorded = capture.record(&recording, &steps)?;
         if let Some(free) = self.recordings.iter().position(Option::is_none) {
-            (self.recordings[free], self.took[free]) = (Some(recorded), Duration::ZERO);
+            (self.recordings[free], self.paces[free]) = (Some(recorded), Pace::default());
             return Ok(free);
         }
         self.recordings.push(Some(recorded));
-        self.took.push(Duration::ZERO);
+        self.paces.push(Pace::default());
         Ok(self.recordings.len() - 1)
     }
 
@@ -277,12 +318,8 @@ impl Backend for CudaBackend {
         assert!(reserved.flights.len() < TURNS, "{TURNS} steps are in flight");
         reserved.assert_fits(recorded, inputs);
         let queue = Queue { kernels: &self.gpu.kernels, stream: &self.stream };
-        let launched = reserved.launch(
-            &queue,
-            (recording, recorded, self.counts_experts),
-            inputs,
-            collectives.patience(),
-        );
+        let (patience, counts) = (collectives.patience(), self.counts_experts);
+        let launched = reserved.launch(&queue, (recording, recorded), inputs, (patience, counts));
         launched.map_err(|error| self.gpu.device.fail(error).into())
     }
 
@@ -297,21 +334,15 @@ impl Backend for CudaBackend {
             // What it waited for says nothing of how long it takes.
             begun = Instant::now();
         }
-        let usual = ASK_AFTER.max(2 * self.took[flight.recording]);
-        let limit = flight.patience.saturating_sub(begun.elapsed());
-        reserved.landing.wait(&self.stream, flight.sequence, (usual, limit))?;
+        let pace = &mut self.paces[flight.recording];
+        reserved.landing.wait(&self.stream, flight.sequence, (*pace, begun), flight.patience)?;
         reserved.landed = Instant::now();
-        self.took[flight.recording] = reserved.landed - begun;
+        *pace = pace.with(reserved.landed - begun);
         reserved.landing.read(flight.sequence, &mut results[..flight.sampled]);
         reserved.masks.mark_missing(flight.sequence, results);
         self.expert_rows = flight.expert_rows;
-        if flight.counts_experts
-            && let Some(counts) = &reserved.counts
-        {
-            // Its copy is queued behind the step's own end.
-            let limit = flight.patience.saturating_sub(begun.elapsed());
-            self.stream.wait_within("a step's different experts", limit)?;
-            self.expert_rows.distinct = counts.found(turn(flight.sequence));
+        if flight.counts_experts {
+            self.expert_rows.distinct = reserved.landing.count(flight.sequence);
         }
         self.say_driver_bytes().map_err(|error| self.gpu.device.fail(error).into())
     }
@@ -363,9 +394,9 @@ impl Reserved {
     fn launch(
         &mut self,
         queue: &Queue<'_>,
-        (recording, recorded, counts_experts): (usize, &Recorded, bool),
+        (recording, recorded): (usize, &Recorded),
         inputs: &StepInputs<'_>,
-        patience: Duration,
+        (patience, counts): (Duration, bool),
     ) -> Result<(), CudaError> {
         let sequence = self.landing.next();
         self.host.take_turn(turn(sequence));
@@ -380,11 +411,8 @@ impl Reserved {
         }
         // SAFETY: this half of the staging buffer is not touched before the step was waited for.
         unsafe { self.staging.upload(queue.stream, 0, &self.host.bytes()[..used]) }?;
-        let counting = recorded.counting.as_ref().filter(|_| counts_experts);
-        match (counting, &mut self.counts) {
-            (Some(graph), Some(counts)) => counts.launch(graph, queue.stream, turn(sequence))?,
-            _ => recorded.graph.launch(queue.stream)?,
-        }
+        let counting = recorded.counting.as_ref().filter(|_| counts);
+        counting.unwrap_or(&recorded.graph).launch(queue.stream)?;
         let rows = inputs.tokens.len() as u64;
         let (chosen, computed) = recorded.choices;
         self.flights.push_back(Flight {
@@ -425,19 +453,19 @@ impl Reserved {
         let (heads, properties) = (attend_heads(reserve), device.properties());
         let attention = Attention {
             heads,
-            kernels: AttendKernels::new(properties, sizes.element, &heads),
+            kernels: attend_kernels(reserve, properties, sizes.element),
             work: work(reserve, properties, sizes.element, sizes.order),
+            few: attend_few(reserve, properties, sizes.element, sizes.order),
             scratch: DeviceMem::new(device, sizes.attention)?,
+            letters_offset: letters_offset(reserve, properties, sizes.element, sizes.order),
         };
-        // Counters start at 0, and every launch leaves them so.
-        attention.scratch.fill(stream, 0, sizes.attention, 0)?;
-        let experts = DeviceMem::new(device, sizes.experts)?;
-        experts.fill(stream, 0, sizes.experts.min(MEETING_BYTES), 0)?;
+        attention.clear(stream)?;
         let frequencies: Vec<u8> =
             reserve.attention.rotary.frequencies.iter().flat_map(|f| f.to_le_bytes()).collect();
         let pinned = || Pinned::new(device, sizes.staging);
         let reserved = Self {
             room: DeviceMem::new(device, sizes.room)?,
+            quantised: DeviceMem::new(device, sizes.quantised)?,
             staging: DeviceMem::new(device, sizes.staging)?,
             tables: DeviceMem::new(device, sizes.tables)?,
             frequencies: DeviceMem::new(device, frequencies.len())?,
@@ -448,8 +476,8 @@ impl Reserved {
             landed: Instant::now(),
             masks: Masks::new(reserve.top.out_rows),
             attention,
-            experts,
-            counts: if sizes.counts > 0 { Some(ExpertCounts::new(device)?) } else { None },
+            experts: DeviceMem::new(device, sizes.experts)?,
+            counts: if sizes.counts > 0 { Some(zeros(stream, COUNTS_BYTES)?) } else { None },
             cache,
             page_bytes: sizes.page / (2 * reserve.layers.max(1)),
             reserve: reserve.clone(),
@@ -464,7 +492,7 @@ impl Reserved {
 
     /// Where experts are counted.
     pub(crate) fn counts(&self) -> Result<Address, OpsError> {
-        let counts = self.counts.as_ref().map(|counts| counts.sum.address());
+        let counts = self.counts.as_ref().map(DeviceMem::address);
         counts.ok_or_else(|| {
             OpsError::Memory("a recording counts experts and none was planned that does".into())
         })
@@ -477,7 +505,8 @@ impl Reserved {
         }
         let half = self.reserve.pages * self.page_bytes;
         let keys = self.cache.address().plus(2 * layer * half);
-        Ok(CacheLayer { keys, values: keys.plus(half), page_size: self.reserve.page_size })
+        let (page_size, element) = (self.reserve.page_size, self.reserve.kv_dtype.into());
+        Ok(CacheLayer { keys, values: keys.plus(half), page_size, element })
     }
 
     pub(crate) fn last_tokens(&self) -> Address {
@@ -488,6 +517,7 @@ impl Reserved {
     fn poison(&mut self, stream: &Stream, inputs: &StepInputs<'_>) -> Result<(), CudaError> {
         self.host.poison();
         self.room.fill(stream, 0, self.room.bytes(), 0xff)?;
+        self.quantised.fill(stream, 0, self.quantised.bytes(), 0xff)?;
         let page_size = self.reserve.page_size;
         // The first row of a page comes when it is fresh: what it held is nobody's.
         let fresh = inputs.cache_rows.iter().filter(|&&row| (row as usize).is_multiple_of(page_size));
@@ -524,29 +554,6 @@ impl Reserved {
     }
 }
 
-impl ExpertCounts {
-    fn new(device: &Device) -> Result<Self, CudaError> {
-        let found = || Pinned::new(device, COUNTS_BYTES);
-        Ok(Self { sum: DeviceMem::new(device, COUNTS_BYTES)?, found: [found()?, found()?] })
-    }
-
-    /// Queues a step that counts, between what that takes: two calls of the driver more than other steps.
-    fn launch(&mut self, graph: &Graph, stream: &Stream, turn: usize) -> Result<(), CudaError> {
-        self.sum.fill(stream, 0, COUNTS_BYTES, 0)?;
-        graph.launch(stream)?;
-        // SAFETY: it is read after the step has been waited for, and its turn comes again after that.
-        unsafe { self.sum.download(stream, 0, &mut self.found[turn]) }
-    }
-
-    fn found(&self, turn: usize) -> u64 {
-        u64::from_le_bytes(self.found[turn][..COUNTS_BYTES].try_into().expect("8 bytes"))
-    }
-}
-
-/// A step that takes longer than this, and twice as long as the last of its recording, has the driver asked whether
-/// something failed.
-const ASK_AFTER: Duration = Duration::from_millis(5);
-
 /// What every model needs.
 const BASE_PROGRAMS: [&str; 10] = [
     "step",
@@ -560,6 +567,12 @@ const BASE_PROGRAMS: [&str; 10] = [
     "sample_finish",
     "sample_load",
 ];
+
+fn zeros(stream: &Stream, bytes: usize) -> Result<DeviceMem, CudaError> {
+    let memory = DeviceMem::new(stream.device(), bytes)?;
+    memory.fill(stream, 0, bytes, 0)?;
+    Ok(memory)
+}
 
 fn early(what: &str) -> OpsError {
     OpsError::Device(format!("{what} was called before reserve"))

@@ -97,6 +97,12 @@ impl Blas {
         library.check("cublasLtCreate", unsafe { library.cublasLtCreate(&raw mut handle) })?;
         // SAFETY: it takes nothing.
         let version = unsafe { library.cublasLtGetVersion() };
+        if order == SumOrder::Fixed && version / 100 != FIXED_VERSION {
+            tracing::warn!(
+                "sums in a fixed order were checked with cuBLASLt 13.1, this is {version}: `gpu_check blas` and `gpu_models \
+                 deterministic` tell whether they have one order here too"
+            );
+        }
         let properties = device.properties();
         let of = format!(
             "{}, {} multiprocessors; cuBLASLt {version}; sums {order:?}; {FORM}",
@@ -126,6 +132,19 @@ impl Blas {
             self.chosen.borrow_mut().insert(product, Way::One(chosen));
         }
         Ok(())
+    }
+
+    pub(crate) fn library(&self) -> &Arc<CublasLt> {
+        &self.library
+    }
+
+    pub(crate) fn handle(&self) -> lt::cublasLtHandle_t {
+        self.handle
+    }
+
+    /// [`WORKSPACE_BYTES`] of it.
+    pub(crate) fn workspace(&self) -> Address {
+        self.workspace.address()
     }
 
     /// The algorithm that any number of rows may have: it adds nothing up but in its own registers, so the order of a sum
@@ -419,13 +438,15 @@ fn most_common(values: &[i32]) -> Option<usize> {
     (0..values.len()).max_by_key(|&place| (count(values[place]), std::cmp::Reverse(place)))
 }
 
-fn data_type(element: Element) -> lt::cudaDataType {
+pub(crate) fn data_type(element: Element) -> lt::cudaDataType {
     match element {
         Element::F32 => lt::cudaDataType::CUDA_R_32F,
         Element::BF16 => lt::cudaDataType::CUDA_R_16BF,
     }
 }
 
+/// The version, without its patch, whose kernels were seen to add in one order.
+const FIXED_VERSION: usize = 1301;
 /// Choices of the library that are looked at for it.
 const FIXED_CANDIDATES: usize = 16;
 /// Changes with the way that algorithms are chosen and kept.

@@ -231,7 +231,7 @@ impl Stream {
 
     /// The same with a limit. Behind it the GPU counts as failed.
     pub fn wait_within(&self, what: &'static str, limit: Duration) -> Result<(), CudaError> {
-        let waited = wait::until(what, limit, |_| self.is_done());
+        let waited = wait::until(what, (Duration::ZERO, limit), |_| self.is_done());
         waited.map(drop).map_err(|error| self.device.fail(error))
     }
 
@@ -271,7 +271,8 @@ impl Event {
     /// Waits until it was passed, as long as a start may take; then the GPU counts as failed.
     pub fn wait(&self) -> Result<(), CudaError> {
         let driver = self.device.driver();
-        let waited = wait::until("what was queued before an event", WAIT_MAX, |_| {
+        let limits = (Duration::ZERO, WAIT_MAX);
+        let waited = wait::until("what was queued before an event", limits, |_| {
             // SAFETY: the event is alive.
             driver.is_ready("cuEventQuery", unsafe { driver.cuEventQuery(self.handle) })
         });

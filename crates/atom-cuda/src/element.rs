@@ -1,5 +1,6 @@
 //! Types that activations and weights may have on a GPU.
 
+use atom_ops::KvDType;
 use half::bf16;
 
 /// How numbers are stored.
@@ -9,6 +10,41 @@ pub enum Element {
     F32,
     /// 2 bytes: everything else.
     BF16,
+}
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum KvElement {
+    /// As they are computed.
+    Own,
+    /// In a byte, rounded on their way to the cache.
+    E4M3,
+}
+
+impl KvElement {
+    /// Bytes of one number beside activations of `element`.
+    pub fn bytes(self, element: Element) -> usize {
+        match self {
+            Self::Own => element.bytes(),
+            Self::E4M3 => 1,
+        }
+    }
+
+    /// What ends the names of kernels that compute in `element`.
+    pub fn suffix(self, element: Element) -> &'static str {
+        match (self, element) {
+            (Self::Own, _) => element.suffix(),
+            (Self::E4M3, Element::F32) => "f32_e4m3",
+            (Self::E4M3, Element::BF16) => "bf16_e4m3",
+        }
+    }
+}
+
+/// What other types may stand beside is `check_kv`'s matter.
+impl From<KvDType> for KvElement {
+    fn from(kv: KvDType) -> Self {
+        if kv == KvDType::E4M3 { Self::E4M3 } else { Self::Own }
+    }
 }
 
 impl Element {

@@ -13,9 +13,12 @@ use crate::buffers::{Use, elements, uses};
 use crate::device::Properties;
 use crate::element::Element;
 use crate::few_rows::FewRows;
+use crate::fp8::Fp8Form;
+use crate::launch::attend_few::AttendFew;
+use crate::launch::linear_fp8::Fp8Product;
 use crate::launch::linear_small::{SmallOut, SmallProduct};
 use crate::order::SumOrder;
-use atom_ops::{Buf, Op, Recording, Weight};
+use atom_ops::{AttentionSpec, Buf, Extent, Op, Recording, Weight};
 
 /// One step of a recording.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,10 +29,25 @@ pub(crate) enum Step<'a> {
     Norm { x: Buf, weight: Weight, eps: f32, out: Buf },
     /// A product of few rows with its surroundings.
     Product(Fused),
+    /// A product with weights of FP8, whatever its rows, behind the quantising of its inputs.
+    Fp8(FusedFp8),
+    /// Attention of few rows with what stands in front of it.
+    Attend(FewAttention<'a>),
     /// A norm with the router's product and its choice.
     Router(Routed<'a>),
     /// Experts whose sums go to the residual.
     Experts(AddedExperts<'a>),
+}
+
+/// See [`AttendFew`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct FewAttention<'a> {
+    /// As the product left it.
+    pub(crate) qkv: Buf,
+    pub(crate) layer: usize,
+    pub(crate) qk_norm: Option<(Weight, Weight, f32)>,
+    pub(crate) spec: &'a AttentionSpec,
+    pub(crate) out: Buf,
 }
 
 /// See [`SmallProduct`].
@@ -45,13 +63,27 @@ pub(crate) struct Fused {
     pub(crate) product: SmallProduct,
 }
 
+/// See [`Fp8Product`]. The norm is taken in by the quantising, where nobody else wants it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct FusedFp8 {
+    /// The residual if it norms.
+    pub(crate) x: Buf,
+    pub(crate) norm: Option<(Weight, f32)>,
+    pub(crate) weight: Weight,
+    pub(crate) bias: Option<Weight>,
+    /// Written, or added to.
+    pub(crate) out: Buf,
+    pub(crate) product: Fp8Product,
+}
+
 impl Step<'_> {
     /// What it is called in messages.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Op(op) => op.name(),
             Self::Norm { .. } => "norm",
-            Self::Product(_) => "linear",
+            Self::Product(_) | Self::Fp8(_) => "linear",
+            Self::Attend(_) => "attend",
             Self::Router(_) => "router",
             Self::Experts(_) => "experts",
         }
@@ -64,7 +96,9 @@ impl Step<'_> {
             Self::Router(ref routed) => return routed.uses(),
             Self::Experts(ref experts) => return experts.uses(),
             Self::Norm { x, out, .. } => (vec![x], vec![out]),
-            Self::Product(Fused { x, out, product, .. }) => match product.out {
+            Self::Attend(FewAttention { qkv, out, .. }) => (vec![qkv], vec![out]),
+            Self::Product(Fused { x, out, product: SmallProduct { out: made, .. }, .. })
+            | Self::Fp8(FusedFp8 { x, out, product: Fp8Product { out: made, .. }, .. }) => match made {
                 SmallOut::Residual => (vec![x, out], Vec::new()),
                 SmallOut::Activations | SmallOut::F32 | SmallOut::GatedSilu => (vec![x], vec![out]),
             },
@@ -78,25 +112,33 @@ impl Step<'_> {
     }
 }
 
-/// The steps of `recording` on such a GPU, in order.
+/// The steps of `recording` on such a GPU, in order; with the kernel for attention of few rows, if there is one. `codes` says
+/// which matrices are FP8.
 pub(crate) fn fuse<'a>(
     recording: &'a Recording,
     element: Element,
     order: SumOrder,
+    codes: impl Fn(Weight) -> Option<Fp8Form>,
     properties: &Properties,
+    few: Option<&AttendFew>,
 ) -> Vec<Step<'a>> {
     let takes = |product: &SmallProduct| {
         element == Element::BF16 && FewRows::choose(product, order, properties).is_some()
     };
     // What these add is in another order than where the operators stand apart.
-    let mixtures =
-        (order == SumOrder::Fastest).then_some(mixture::Mixtures { recording, element, properties });
-    fuse_where(recording, element, takes, mixtures.as_ref())
+    let mixtures = (order == SumOrder::Fastest).then_some(mixture::Mixtures {
+        recording,
+        element,
+        codes: &codes,
+        properties,
+    });
+    fuse_attention(fuse_where(recording, element, &codes, takes, mixtures.as_ref()), recording, few)
 }
 
 fn fuse_where<'a>(
     recording: &'a Recording,
     element: Element,
+    codes: impl Fn(Weight) -> Option<Fp8Form>,
     takes: impl Fn(&SmallProduct) -> bool,
     mixtures: Option<&mixture::Mixtures<'a, '_>>,
 ) -> Vec<Step<'a>> {
@@ -110,13 +152,14 @@ fn fuse_where<'a>(
         if let Some(Step::Op(&Op::Linear { x, weight, bias, out })) = steps[index] {
             let plain = if is_exact(out) { SmallOut::F32 } else { SmallOut::Activations };
             let spec = |buf: Buf| recording.buffers()[usize::from(buf.0)];
-            let product = SmallProduct {
-                rows: spec(x).capacity_rows(&recording.shape()),
-                inputs: spec(x).width,
-                outputs: spec(out).width,
-                norms: false,
-                out: plain,
-            };
+            let rows = spec(x).capacity_rows(&recording.shape());
+            let (inputs, outputs) = (spec(x).width, spec(out).width);
+            if let Some(form) = codes(weight) {
+                let product = Fp8Product { rows, inputs, outputs, form, out: plain };
+                take_in_codes(&mut steps, index, FusedFp8 { x, norm: None, weight, bias, out, product });
+                continue;
+            }
+            let product = SmallProduct { rows, inputs, outputs, norms: false, out: plain };
             let fused = Fused { x, norm: None, weight, bias, out, product };
             take_in_what_follows(&mut steps, index, fused, &takes);
         }
@@ -132,10 +175,44 @@ fn fuse_where<'a>(
             _ => continue,
         };
         let Some(reader) = only_reader(&steps, index, out) else { continue };
+        if let Some(Step::Fp8(fused)) = steps[reader]
+            && is_exact(x)
+            && fused.out != x
+            && is_left_alone(&steps, index, reader, x)
+        {
+            steps[reader] = Some(Step::Fp8(FusedFp8 { x, norm: Some((weight, eps)), ..fused }));
+            steps[index] = None;
+            continue;
+        }
         let Some(Step::Product(fused)) = steps[reader] else { continue };
         let product = SmallProduct { norms: true, ..fused.product };
         if is_exact(x) && fused.out != x && takes(&product) && is_left_alone(&steps, index, reader, x) {
             steps[reader] = Some(Step::Product(Fused { x, norm: Some((weight, eps)), product, ..fused }));
+            steps[index] = None;
+        }
+    }
+    steps.into_iter().flatten().collect()
+}
+
+/// Steps whose layers' norms of heads, rotary embedding, cache and attention are one kernel each, if `few` takes the bucket.
+/// Nobody else may want q, k and v as they are between.
+fn fuse_attention<'a>(
+    steps: Vec<Step<'a>>,
+    recording: &'a Recording,
+    few: Option<&AttendFew>,
+) -> Vec<Step<'a>> {
+    if !few.is_some_and(|few| few.takes(recording.shape().rows)) {
+        return steps;
+    }
+    let mut steps: Vec<Option<Step<'a>>> = steps.into_iter().map(Some).collect();
+    for index in 0..steps.len() {
+        let Some(Step::Op(Op::RotateAndCache { qkv, layer, qk_norm, spec })) = steps[index] else { continue };
+        let Some(reader) = only_reader(&steps, index, *qkv) else { continue };
+        let Some(Step::Op(Op::Attend { layer: of, out, .. })) = steps[reader] else { continue };
+        let is_rows = recording.buffers()[usize::from(qkv.0)].extent == Extent::Rows;
+        if of == layer && out != qkv && is_rows && is_left_alone(&steps, index, reader, *out) {
+            let (qkv, layer, qk_norm, out) = (*qkv, *layer, *qk_norm, *out);
+            steps[reader] = Some(Step::Attend(FewAttention { qkv, layer, qk_norm, spec, out }));
             steps[index] = None;
         }
     }
@@ -149,20 +226,9 @@ fn take_in_what_follows(
     fused: Fused,
     takes: &impl Fn(&SmallProduct) -> bool,
 ) {
-    let reader = only_reader(steps, index, fused.out);
-    let gated = match reader.map(|reader| (reader, steps[reader])) {
-        Some((reader, Some(Step::Op(&Op::GatedSilu { out, .. })))) => {
-            Some((reader, out, SmallOut::GatedSilu, None))
-        }
-        Some((reader, Some(Step::Op(&Op::AddNorm { residual, x, weight, eps, out })))) if x == fused.out => {
-            let norm = Step::Norm { x: residual, weight, eps, out };
-            Some((reader, residual, SmallOut::Residual, Some(norm)))
-        }
-        _ => None,
-    };
-    if let Some((reader, out, made, left)) = gated {
+    if let Some(Follower { reader, out, made, left }) = follower(steps, index, (fused.x, fused.out)) {
         let product = SmallProduct { out: made, ..fused.product };
-        if out != fused.x && takes(&product) && is_left_alone(steps, index, reader, out) {
+        if takes(&product) {
             steps[index] = Some(Step::Product(Fused { out, product, ..fused }));
             steps[reader] = left;
             return;
@@ -171,6 +237,45 @@ fn take_in_what_follows(
     if takes(&fused.product) {
         steps[index] = Some(Step::Product(fused));
     }
+}
+
+/// The same with weights of FP8. Where rows are many, what stands around them stays as it is.
+fn take_in_codes(steps: &mut [Option<Step<'_>>], index: usize, fused: FusedFp8) {
+    if fused.product.fuses()
+        && let Some(Follower { reader, out, made, left }) = follower(steps, index, (fused.x, fused.out))
+    {
+        let product = Fp8Product { out: made, ..fused.product };
+        steps[index] = Some(Step::Fp8(FusedFp8 { out, product, ..fused }));
+        steps[reader] = left;
+    } else {
+        steps[index] = Some(Step::Fp8(fused));
+    }
+}
+
+/// What a product can take in behind it.
+struct Follower<'a> {
+    /// The step.
+    reader: usize,
+    /// What the product writes or adds to then.
+    out: Buf,
+    made: SmallOut,
+    /// What is left of the step.
+    left: Option<Step<'a>>,
+}
+
+/// The activation or the addition behind the product at `index`, if nobody else wants what comes between. `x` and
+/// `product` are what it reads and writes.
+fn follower<'a>(steps: &[Option<Step<'a>>], index: usize, (x, product): (Buf, Buf)) -> Option<Follower<'a>> {
+    let reader = only_reader(steps, index, product)?;
+    let (out, made, left) = match steps[reader] {
+        Some(Step::Op(&Op::GatedSilu { out, .. })) => (out, SmallOut::GatedSilu, None),
+        Some(Step::Op(&Op::AddNorm { residual, x, weight, eps, out })) if x == product => {
+            (residual, SmallOut::Residual, Some(Step::Norm { x: residual, weight, eps, out }))
+        }
+        _ => return None,
+    };
+    let is_free = out != x && is_left_alone(steps, index, reader, out);
+    is_free.then_some(Follower { reader, out, made, left })
 }
 
 /// The step that reads what step `index` writes to `buf`, if it is the only one and reads it once.

@@ -31,7 +31,7 @@ macro_rules! headers {
 }
 
 headers! {
-    "dependent.cuh" "experts_choices.cuh" "hopper.cuh" "hopper_attend.cuh" "route.cuh" "rows.cuh" "sample.cuh" "sample_search.cuh" "stream.cuh"
+    "attend_split_bf16.cuh" "attend_split_e4m3.cuh" "attend_tiles_e4m3.cuh" "dependent.cuh" "e4m3.cuh" "experts_choices.cuh" "hopper.cuh" "hopper_attend.cuh" "hopper_fp8.cuh" "route.cuh" "rows.cuh" "sample.cuh" "sample_search.cuh" "stream.cuh"
 }
 
 macro_rules! sources {
@@ -62,6 +62,14 @@ sources! {
         &["ROWS_MAX=8", "RUN=3", "WARPS=8", "RING_KB=106", "NORM=0", "OUT=2"],
         &["ROWS_MAX=16", "RUN=6", "WARPS=4", "RING_KB=60", "NORM=1", "OUT=3"],
     ];
+    "linear_small_fp8" &[
+        &["ROWS_MAX=1", "RUN=4", "WARPS=8", "RING_KB=111", "GROUPS=0", "OUT=0"],
+        &["ROWS_MAX=2", "RUN=1", "WARPS=8", "RING_KB=111", "GROUPS=1", "OUT=1"],
+        &["ROWS_MAX=8", "RUN=3", "WARPS=8", "RING_KB=106", "GROUPS=0", "OUT=2"],
+        &["ROWS_MAX=16", "RUN=6", "WARPS=8", "RING_KB=88", "GROUPS=1", "OUT=3"],
+    ];
+    "fp8_finish" &[&["OUT=0"], &["OUT=1"], &["OUT=2"], &["OUT=3"]];
+    "quantise" &[&["HELD=2", "GROUPS=0"], &["HELD=4", "GROUPS=1"], &["HELD=6", "GROUPS=0"]];
     "linear_rows" &[
         &["CLUSTER=1", "EACH=16", "STAGES=11", "OUT=0"],
         &["CLUSTER=2", "EACH=8", "STAGES=12", "OUT=1"],
@@ -70,14 +78,26 @@ sources! {
         &["CLUSTER=2", "EACH=64", "STAGES=6", "OUT=3"],
     ];
     "attend_simple" &[&[]];
-    "attend_split" &[&["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"], &["WIDTH=128", "SMALL_SHARED"]];
-    "attend_tiles" &[&["WIDTH=64"], &["WIDTH=96"], &["WIDTH=128"], &["WIDTH=256"]];
+    "attend_split" &[
+        &["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"], &["WIDTH=128", "SMALL_SHARED"],
+        &["WIDTH=64", "E4M3"], &["WIDTH=128", "E4M3"], &["WIDTH=256", "E4M3"], &["WIDTH=128", "SMALL_SHARED", "E4M3"],
+    ];
+    "attend_few" &[&["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"]];
+    "attend_tiles" &[
+        &["WIDTH=64"], &["WIDTH=96"], &["WIDTH=128"], &["WIDTH=256"],
+        &["WIDTH=64", "E4M3"], &["WIDTH=96", "E4M3"], &["WIDTH=128", "E4M3"], &["WIDTH=256", "E4M3"],
+    ];
     "experts_simple" &[&[]];
     "experts_plan" &[&[]];
     "experts_few" &[&["DEPTH=4"], &["DEPTH=6"]];
-    "experts_one" &[&["DEPTH=3"], &["DEPTH=6"]];
     "experts_small" &[&["ROW_TILES=1", "DEPTH=4"], &["ROW_TILES=2", "DEPTH=4"]];
     "experts_gemm" &[&["CLUSTER=1"], &["CLUSTER=2"]];
+    "experts_fp8" &[
+        &["SCALE_BLOCKS=0", "CLUSTER=1"],
+        &["SCALE_BLOCKS=0", "CLUSTER=2"],
+        &["SCALE_BLOCKS=1", "CLUSTER=1"],
+        &["SCALE_BLOCKS=1", "CLUSTER=2"],
+    ];
     "sample" &[&[]];
     "sample_finish" &[&[]];
     "sample_load" &[&[]];

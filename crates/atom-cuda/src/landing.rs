@@ -10,13 +10,21 @@ use crate::sample_rows::{RESULT_BYTES, result};
 use crate::wait;
 use atom_base::ScoredToken;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Memory of `publish` in kernels/step_end.cu.
 pub struct Landing {
     memory: Mapped,
     stride: usize,
     sequence: u32,
+}
+
+/// How long replays of a recording take; 0 before the first.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pace {
+    last: Duration,
+    /// Of the last ones.
+    least: Duration,
 }
 
 impl Landing {
@@ -41,21 +49,26 @@ impl Landing {
         queue: &Queue<'_>,
         header: Address,
         results: Address,
+        count: Option<Address>,
     ) -> Result<(), CudaError> {
+        let host = (self.memory.address(), self.stride);
         // SAFETY: the caller's.
-        unsafe { step::publish(queue, header, results, (self.memory.address(), self.stride)) }
+        unsafe { step::publish(queue, header, results, count.unwrap_or(Address::NULL), host) }
     }
 
-    /// Waits for the end of a step of the stream. If that takes longer than `usual`, it asks the driver now and then
+    /// Waits for the end of a step of the stream that began then. If that takes longer than is usual, it asks the driver now and then
     /// whether anything failed; a steady step asks nobody.
     pub fn wait(
         &self,
         stream: &Stream,
         sequence: u32,
-        (usual, limit): (Duration, Duration),
+        (pace, begun): (Pace, Instant),
+        patience: Duration,
     ) -> Result<(), CudaError> {
-        let mut ask_at = usual;
-        let waited = wait::until("a step", limit, |elapsed| {
+        let gone = begun.elapsed();
+        let (least, limit) = (pace.least.saturating_sub(gone), patience.saturating_sub(gone));
+        let mut ask_at = ASK_AFTER.max(2 * pace.last);
+        let waited = wait::until("a step", (least, limit), |elapsed| {
             if self.has_ended(sequence) {
                 return Ok(true);
             }
@@ -74,6 +87,15 @@ impl Landing {
         self.memory.word(turn(sequence) * LINE).load(Ordering::Acquire) == sequence
     }
 
+    /// What a step that has ended and counts has counted, likewise.
+    pub fn count(&self, sequence: u32) -> u64 {
+        assert!(self.has_ended(sequence), "a count that is here");
+        let mut bytes = [0; 8];
+        // SAFETY: as in `read`.
+        unsafe { self.memory.read(turn(sequence) * LINE + COUNT, &mut bytes) };
+        u64::from_le_bytes(bytes)
+    }
+
     /// Results of a step that has ended, before the next but one begins.
     pub fn read(&self, sequence: u32, results: &mut [ScoredToken]) {
         assert!(
@@ -87,6 +109,16 @@ impl Landing {
             unsafe { self.memory.read(start + row * RESULT_BYTES, &mut bytes) };
             *result_of_row = result(&bytes);
         }
+    }
+}
+
+impl Pace {
+    /// After one more replay.
+    #[must_use]
+    pub fn with(self, took: Duration) -> Self {
+        // What was slow for a while is not expected to stay so, nor the other way round.
+        let least = if self.least.is_zero() { took } else { took.min(self.least + self.least / 16) };
+        Self { last: took, least }
     }
 }
 
@@ -105,12 +137,28 @@ fn following(sequence: u32) -> u32 {
 pub(crate) const TURNS: usize = 2;
 /// `LINE` of kernels/step_end.cu: what is polled shares no line of a cache with anything.
 const LINE: usize = 128;
+/// Where in a line a count lies, behind the number.
+const COUNT: usize = 8;
+/// A step that takes longer than this, and twice as long as the last of its recording, has the driver asked whether
+/// something failed.
+const ASK_AFTER: Duration = Duration::from_millis(5);
 /// A GPU that failed is found this late at the most, however long its steps take.
 const ASK_EVERY_MAX: Duration = Duration::from_millis(50);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_least_follows_faster_steps_at_once_and_slower_ones_in_time() {
+        let ms = Duration::from_millis;
+        let fast = Pace::default().with(ms(8)).with(ms(4));
+        assert_eq!((fast.last, fast.least), (ms(4), ms(4)));
+        let slower = fast.with(ms(40));
+        assert_eq!((slower.last, slower.least), (ms(40), ms(4) + ms(4) / 16));
+        let slow = (0..100).fold(slower, |pace, _| pace.with(ms(40)));
+        assert_eq!(slow.least, ms(40));
+    }
 
     #[test]
     fn turns_alternate_for_ever() {

@@ -3,10 +3,13 @@
 //! Grids come from capacities and the GPU only. A capture fixes them, so they must not depend on a step.
 
 pub mod attend;
+pub mod attend_few;
 pub mod experts;
+pub mod linear_fp8;
 pub mod linear_rows;
 pub mod linear_small;
 pub mod norm;
+pub mod quantise;
 pub mod rope;
 pub mod route;
 pub mod router_few;

@@ -3,11 +3,13 @@
 use crate::blas::launches_max;
 use crate::buffers::Places;
 use crate::device::Properties;
-use crate::element::Element;
+use crate::element::{Element, KvElement};
 use crate::error::CudaError;
-use crate::fuse::fuse;
+use crate::fp8;
+use crate::fuse::{Step, fuse};
 use crate::launch::attend::{AttendHeads, AttendKernels};
-use crate::launch::experts::{Experts, ExpertsShape, MEETING_BYTES};
+use crate::launch::attend_few::AttendFew;
+use crate::launch::experts::{Experts, ExpertsShape};
 use crate::launch::rope::head_dim_max;
 use crate::launch::sample::{SampleMemory, VOCAB_MAX};
 use crate::layout::{Layout, Limits};
@@ -29,6 +31,7 @@ pub struct Sizer {
     shelf: Shelf,
     experts: usize,
     room: usize,
+    quantised: usize,
     staging: usize,
     recordings: usize,
     counts: usize,
@@ -45,6 +48,8 @@ pub struct Sizes {
     pub weights: usize,
     /// Buffers of the largest recording.
     pub room: usize,
+    /// Inputs of a product as FP8 codes with scales, and sums that are still to be scaled.
+    pub quantised: usize,
     /// What a step uploads.
     pub staging: usize,
     /// What a step brings back.
@@ -81,14 +86,18 @@ pub struct Plan {
 impl Sizer {
     /// For a model in `element` on such a GPU.
     pub fn new(element: Element, properties: &Properties) -> Self {
-        let shelf = Shelf::new(element);
         let (properties, order) = (properties.clone(), SumOrder::default());
-        Self { properties, order, shelf, experts: 0, room: 0, staging: 0, recordings: 0, counts: 0 }
+        let shelf = Shelf::new(element, fp8::stays(element, order, &properties));
+        let (experts, room, quantised, staging, recordings, counts) = (0, 0, 0, 0, 0, 0);
+        Self { properties, order, shelf, experts, room, quantised, staging, recordings, counts }
     }
 
-    /// With sums in this order.
+    /// With sums in this order. Before anything is loaded: it decides what FP8 weights become.
     pub fn with_order(self, order: SumOrder) -> Self {
-        Self { order, ..self }
+        assert_eq!(self.shelf.used(), 0, "weights were loaded before the order was known");
+        let element = self.shelf.element();
+        let shelf = Shelf::new(element, fp8::stays(element, order, &self.properties));
+        Self { order, shelf, ..self }
     }
 
     /// Takes a recording into account; `reserve` is what [`Backend::reserve`] will get (its pages don't matter).
@@ -96,17 +105,24 @@ impl Sizer {
     /// # Errors
     /// The model has a size that no kernel takes: [`CudaError::Unsupported`] with the numbers.
     pub fn add(&mut self, recording: &Recording, reserve: &Reserve) -> Result<(), CudaError> {
+        check_kv(reserve.kv_dtype, self.shelf.element())?;
         check_model(reserve)?;
-        let steps = fuse(recording, self.shelf.element(), self.order, &self.properties);
+        let codes = |weight| self.shelf.codes(weight);
+        let few = attend_few(reserve, &self.properties, self.shelf.element(), self.order);
+        let steps = fuse(recording, self.shelf.element(), self.order, codes, &self.properties, few.as_ref());
+        let quantised = steps.iter().filter_map(|step| match step {
+            Step::Fp8(fused) => Some(fused.product.scratch_bytes()),
+            Step::Op(_) | Step::Norm { .. } | Step::Product(_) => None,
+            Step::Attend(_) | Step::Router(_) | Step::Experts(_) => None,
+        });
+        self.quantised = self.quantised.max(quantised.max().unwrap_or(0));
         self.room = self.room.max(Places::new(recording, &steps, self.shelf.element()).bytes);
         let limits = limits(reserve, &self.properties, self.shelf.element(), self.order);
         self.staging = self.staging.max(Layout::new(&recording.shape(), &limits).end);
-        let experts =
-            recording.ops().iter().filter_map(|op| experts_shape(recording, op, self.shelf.element()));
+        let shape = |op| experts_shape(recording, op, self.shelf.element(), codes);
+        let experts = recording.ops().iter().filter_map(shape);
         let bytes = experts
-            .map(|shape| {
-                MEETING_BYTES + Experts::in_order(shape, self.order, &self.properties).workspace_bytes()
-            })
+            .map(|shape| Experts::in_order(shape, self.order, &self.properties).workspace_bytes())
             .max();
         self.experts = self.experts.max(bytes.unwrap_or(0));
         let products = recording.ops().iter().filter(|op| matches!(op, Op::Linear { .. })).count();
@@ -131,6 +147,7 @@ impl Sizer {
             order: self.order,
             weights: self.shelf.used(),
             room: self.room,
+            quantised: self.quantised,
             staging: self.staging,
             results: out_rows * RESULT_BYTES,
             tables: 4 * reserve.slots * reserve.pages_per_sequence,
@@ -141,7 +158,11 @@ impl Sizer {
             counts: self.counts,
             workspace: crate::blas::WORKSPACE_BYTES,
             driver: DRIVER_BYTES + self.recordings * NODE_BYTES,
-            page: 2 * reserve.layers * head * element.bytes() * reserve.page_size,
+            page: 2
+                * reserve.layers
+                * head
+                * KvElement::from(reserve.kv_dtype).bytes(element)
+                * reserve.page_size,
         }
     }
 }
@@ -150,10 +171,10 @@ impl Sizes {
     /// Bytes that do not depend on the number of pages.
     pub fn fixed(&self) -> usize {
         let Self { weights, room, staging, results, tables, sampling, .. } = *self;
-        let Self { loads, attention, experts, counts, workspace, driver, .. } = *self;
+        let Self { loads, attention, experts, counts, workspace, driver, quantised, .. } = *self;
         let parts = [
             weights, room, staging, results, tables, sampling, loads, attention, experts, counts, workspace,
-            driver,
+            driver, quantised,
         ];
         parts.map(rounded).iter().sum()
     }
@@ -193,7 +214,7 @@ impl fmt::Display for Plan {
             mib(s.weights),
             self.pages,
             mib(self.pages * s.page),
-            mib(s.room),
+            mib(s.room + s.quantised),
             mib(s.sampling + s.loads),
             mib(s.staging + s.results + s.tables),
             mib(s.workspace + s.attention + s.experts),
@@ -248,6 +269,10 @@ pub(crate) fn attend_heads(reserve: &Reserve) -> AttendHeads {
     }
 }
 
+pub(crate) fn attend_kernels(reserve: &Reserve, properties: &Properties, element: Element) -> AttendKernels {
+    AttendKernels::new(properties, element, reserve.kv_dtype.into(), &attend_heads(reserve))
+}
+
 /// What work lists are made for; `None` where the plain kernel does everything.
 pub(crate) fn work(
     reserve: &Reserve,
@@ -255,21 +280,53 @@ pub(crate) fn work(
     element: Element,
     order: SumOrder,
 ) -> Option<WorkSpec> {
-    AttendKernels::new(properties, element, &attend_heads(reserve)).work(0, order == SumOrder::Fixed)
+    attend_kernels(reserve, properties, element).work(0, order == SumOrder::Fixed)
 }
 
+/// The kernel for steps of few rows. Where all rows have one order of sums there is none, and a cache of another type than
+/// bf16 is not for it.
+pub(crate) fn attend_few(
+    reserve: &Reserve,
+    properties: &Properties,
+    element: Element,
+    order: SumOrder,
+) -> Option<AttendFew> {
+    if order == SumOrder::Fixed || reserve.kv_dtype != KvDType::BF16 {
+        return None;
+    }
+    AttendFew::new(properties, element, &attend_heads(reserve), reserve.page_size)
+}
+
+/// Of the kernels for lists, then of the one for few rows.
 fn attention_bytes(reserve: &Reserve, properties: &Properties, element: Element, order: SumOrder) -> usize {
-    let kernels = AttendKernels::new(properties, element, &attend_heads(reserve));
-    work(reserve, properties, element, order).map_or(0, |work| kernels.scratch_bytes(work.slots))
+    letters_offset(reserve, properties, element, order)
+        + attend_few(reserve, properties, element, order).map_or(0, |few| few.letters_bytes())
+}
+
+/// Where the letters begin in the scratch of attention.
+pub(crate) fn letters_offset(
+    reserve: &Reserve,
+    properties: &Properties,
+    element: Element,
+    order: SumOrder,
+) -> usize {
+    let kernels = attend_kernels(reserve, properties, element);
+    let lists = work(reserve, properties, element, order).map_or(0, |work| kernels.scratch_bytes(work.slots));
+    lists.next_multiple_of(LETTERS_ALIGN)
 }
 
 pub(crate) fn sample_memory(reserve: &Reserve) -> SampleMemory {
     SampleMemory::new(reserve.vocab, reserve.top.out_rows, reserve.slots)
 }
 
-/// The shape of an operator of experts, `None` for others.
-pub(crate) fn experts_shape(recording: &Recording, op: &Op, element: Element) -> Option<ExpertsShape> {
-    let Op::Experts { x, spec, .. } = op else { return None };
+/// The shape of an operator of experts, `None` for others. `codes` says which weights are FP8.
+pub(crate) fn experts_shape(
+    recording: &Recording,
+    op: &Op,
+    element: Element,
+    codes: impl Fn(Weight) -> Option<fp8::Fp8Form>,
+) -> Option<ExpertsShape> {
+    let Op::Experts { x, gate_up, spec, .. } = op else { return None };
     let (shape, buffer) = (recording.shape(), recording.buffers()[usize::from(x.0)]);
     let lanes = if buffer.extent == Extent::GroupRows { shape.lanes } else { 1 };
     Some(ExpertsShape {
@@ -281,6 +338,7 @@ pub(crate) fn experts_shape(recording: &Recording, op: &Op, element: Element) ->
         hidden: buffer.width,
         width: spec.width,
         element,
+        fp8: codes(*gate_up),
     })
 }
 
@@ -307,13 +365,13 @@ pub(crate) fn check_model(reserve: &Reserve) -> Result<(), CudaError> {
     Ok(())
 }
 
-/// The type of the cache's elements is that of activations.
+/// The type of the cache's elements is that of activations, or e4m3.
 pub(crate) fn check_kv(kv: KvDType, element: Element) -> Result<(), CudaError> {
     match (kv, element) {
-        (KvDType::BF16, Element::BF16) | (KvDType::F32, Element::F32) => Ok(()),
+        (KvDType::BF16, Element::BF16) | (KvDType::F32, Element::F32) | (KvDType::E4M3, _) => Ok(()),
         _ => Err(CudaError::Unsupported(format!(
             "a KV cache of {kv:?} beside activations of {element:?} is not built yet on a GPU; leave --kv-cache-dtype \
-             at auto"
+             at auto, or make it fp8"
         ))),
     }
 }
@@ -332,6 +390,8 @@ fn mib(bytes: usize) -> String {
     format!("{} MiB", bytes.div_ceil(1 << 20))
 }
 
+/// A line of the cache.
+const LETTERS_ALIGN: usize = 128;
 /// One number, 8 bytes.
 pub(crate) const COUNTS_BYTES: usize = 8;
 /// What the driver hands out memory in.
@@ -365,6 +425,45 @@ mod tests {
             vocab,
             samples: true,
             poison: false,
+        }
+    }
+
+    #[test]
+    fn a_page_of_e4m3_takes_half_of_one_of_bf16() {
+        let properties = Properties {
+            name: String::new(),
+            capability: (9, 0),
+            processors: 132,
+            shared_bytes_max: 232_448,
+            l2_bytes: 0,
+        };
+        let sizes = |element, kv_dtype| {
+            Sizer::new(element, &properties).sizes(&Reserve { kv_dtype, ..reserve(512, 64, 64) })
+        };
+        let [half, whole] = [KvDType::E4M3, KvDType::BF16].map(|kv| sizes(Element::BF16, kv));
+        // 2 tensors, 1 layer, 1 head of 64, 16 positions.
+        assert_eq!((half.page, whole.page), (2 * 64 * 16, 4 * 64 * 16));
+        assert_eq!(Sizes { page: whole.page, ..half }, whole, "nothing else changes");
+        let budget = (whole.fixed() + 10 * whole.page) as u64;
+        assert_eq!([half, whole].map(|sizes| sizes.pages_within(budget).unwrap()), [20, 10]);
+        assert_eq!(sizes(Element::F32, KvDType::E4M3).page, half.page);
+    }
+
+    #[test]
+    fn types_of_the_cache_that_no_kernel_takes_are_refused() {
+        for (kv, element, is_taken) in [
+            (KvDType::BF16, Element::BF16, true),
+            (KvDType::F32, Element::F32, true),
+            (KvDType::E4M3, Element::BF16, true),
+            (KvDType::E4M3, Element::F32, true),
+            (KvDType::F16, Element::BF16, false),
+            (KvDType::F16, Element::F32, false),
+            (KvDType::F32, Element::BF16, false),
+            (KvDType::BF16, Element::F32, false),
+        ] {
+            let refused = check_kv(kv, element).err().map(|error| error.to_string());
+            assert_eq!(refused.is_none(), is_taken, "{kv:?} {element:?}: {refused:?}");
+            assert!(refused.is_none_or(|text| text.contains(&format!("{kv:?}")) && text.contains("fp8")));
         }
     }
 

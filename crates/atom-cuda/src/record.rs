@@ -2,17 +2,22 @@
 
 use crate::backend::Reserved;
 use crate::blas::{Blas, Operands, Product};
+use crate::blas_fp8::Fp8Blas;
 use crate::buffers::Places;
 use crate::element::Element;
 use crate::error::CudaError;
 use crate::few_rows::FewRows;
-use crate::fuse::{AddedExperts, Fused, Routed, Step};
+use crate::fp8::Stored;
+use crate::fuse::{AddedExperts, FewAttention, Fused, FusedFp8, Routed, Step};
 use crate::graph::Graph;
 use crate::kernels::Queue;
 use crate::launch::attend::{self, AttendScratch, AttendStep, TileMaps};
-use crate::launch::experts::{Experts, ExpertsArrays, ExpertsMaps, ExpertsPath, ExpertsThen, MEETING_BYTES};
+use crate::launch::attend_few::{self, FewMaps};
+use crate::launch::experts::{Experts, ExpertsArrays, ExpertsMaps, ExpertsPath, ExpertsThen};
+use crate::launch::linear_fp8::{self, Fp8Operands, Fp8Path};
 use crate::launch::linear_small::SmallOperands;
 use crate::launch::norm::{self, HeadWidths, NORM_WIDTH_MAX, NormOf, NormWeight};
+use crate::launch::quantise;
 use crate::launch::rope::{self, HeadNorms, Heads, Places as RowPlaces};
 use crate::launch::route::{self, EXPERTS_MAX, TOP_K_MAX};
 use crate::launch::router_few::{self, RouterArrays};
@@ -42,6 +47,7 @@ pub(crate) struct Recorded {
 pub(crate) struct Capture<'a> {
     pub(crate) queue: Queue<'a>,
     pub(crate) blas: &'a Blas,
+    pub(crate) fp8_blas: &'a Fp8Blas,
     pub(crate) shelf: &'a Shelf,
     pub(crate) weights: Address,
     pub(crate) weights_bytes: usize,
@@ -80,16 +86,22 @@ impl Capture<'_> {
         // Choosing may load code and takes its time: not within a capture. The same walk, products only.
         let mut products = Vec::new();
         for step in steps {
-            if let Step::Op(&Op::Linear { x, weight, out, .. }) = *step {
-                products.push(scene.product(x, weight, out)?.0);
+            match *step {
+                Step::Op(&Op::Linear { x, weight, out, .. }) => {
+                    products.push(scene.product(x, weight, out)?.0);
+                }
+                Step::Fp8(FusedFp8 { ref product, .. }) if product.path() != Fp8Path::Few => {
+                    self.fp8_blas.choose(self.blas, product)?;
+                }
+                _ => {}
             }
         }
         let (weights, room) = ((self.weights, self.weights_bytes), &self.reserved.room);
         self.blas.choose_by_time(&products, &Operands { stream: self.queue.stream, weights, room })?;
-        let graph = scene.capture(steps)?;
+        let graph = scene.capture(steps, true)?;
         let counting = if recording.counts_experts() {
             scene.counts = Some(self.reserved.counts()?);
-            Some(scene.capture(steps)?)
+            Some(scene.capture(steps, true)?)
         } else {
             None
         };
@@ -127,12 +139,13 @@ impl Capture<'_> {
         steps: &[Step<'_>],
         count: usize,
     ) -> Result<Graph, OpsError> {
-        self.scene(recording, steps).capture(&steps[..count])
+        self.scene(recording, steps).capture(&steps[..count], count == steps.len())
     }
 }
 
 impl Scene<'_> {
-    fn capture(&self, steps: &[Step<'_>]) -> Result<Graph, OpsError> {
+    /// `ends`: the host is told when all of it is done.
+    fn capture(&self, steps: &[Step<'_>], ends: bool) -> Result<Graph, OpsError> {
         Graph::capture(self.with.queue.stream, || {
             self.begin()?;
             steps.iter().try_for_each(|step| {
@@ -141,7 +154,7 @@ impl Scene<'_> {
                     other => other,
                 })
             })?;
-            self.end()
+            if ends { self.end() } else { Ok(()) }
         })
     }
 
@@ -156,7 +169,7 @@ impl Scene<'_> {
         let reserved = self.with.reserved;
         let results = reserved.sampler.as_ref().map_or(Address::NULL, |sampler| sampler.results());
         // SAFETY: results are for the reserve's out rows, as the landing is; kernels of sampling come before.
-        unsafe { reserved.landing.record(&self.with.queue, self.header(), results) }?;
+        unsafe { reserved.landing.record(&self.with.queue, self.header(), results, self.counts) }?;
         Ok(())
     }
 
@@ -165,6 +178,8 @@ impl Scene<'_> {
             Step::Op(op) => self.op(op),
             Step::Norm { x, weight, eps, out } => self.norm_rows(x, weight, eps, out),
             Step::Product(ref fused) => self.fused(fused),
+            Step::Fp8(ref fused) => self.fp8(fused),
+            Step::Attend(ref fused) => self.attend_few(fused),
             Step::Router(ref routed) => self.router(routed),
             Step::Experts(ref added) => self.experts(added.op, Some(added)),
         }
@@ -254,8 +269,9 @@ impl Scene<'_> {
     }
 
     fn product(&self, x: Buf, weight: Weight, out: Buf) -> Result<(Product, Address), OpsError> {
-        let Loaded::Matrix { outputs, inputs, at } = self.with.shelf.loaded(weight)? else {
-            return Err(OpsError::Weights(format!("{weight:?} is no matrix")));
+        let Loaded::Matrix { outputs, inputs, at, stored: Stored::Plain } = self.with.shelf.loaded(weight)?
+        else {
+            return Err(OpsError::Weights(format!("{weight:?} is no matrix of plain numbers")));
         };
         equal("inputs", inputs, self.spec(x).width)?;
         equal("outputs", outputs, self.spec(out).width)?;
@@ -298,8 +314,9 @@ impl Scene<'_> {
 
     fn fused(&self, fused: &Fused) -> Result<(), OpsError> {
         let &Fused { x, norm, weight, bias, out, ref product } = fused;
-        let Loaded::Matrix { outputs, inputs, at } = self.with.shelf.loaded(weight)? else {
-            return Err(OpsError::Weights(format!("{weight:?} is no matrix")));
+        let Loaded::Matrix { outputs, inputs, at, stored: Stored::Plain } = self.with.shelf.loaded(weight)?
+        else {
+            return Err(OpsError::Weights(format!("{weight:?} is no matrix of plain numbers")));
         };
         equal("inputs", inputs, product.inputs)?;
         equal("outputs", outputs, product.outputs)?;
@@ -322,6 +339,66 @@ impl Scene<'_> {
         Ok(())
     }
 
+    /// Inputs become codes, by a norm if there is one, and are multiplied with the weights'.
+    fn fp8(&self, fused: &FusedFp8) -> Result<(), OpsError> {
+        let &FusedFp8 { x, norm, weight, bias, out, ref product } = fused;
+        let Loaded::Matrix { outputs, inputs, at, stored: Stored::Fp8 { form, scales } } =
+            self.with.shelf.loaded(weight)?
+        else {
+            return Err(OpsError::Weights(format!("{weight:?} is no matrix of FP8")));
+        };
+        equal("inputs", inputs, product.inputs)?;
+        equal("outputs", outputs, product.outputs)?;
+        assert_eq!(form, product.form, "the form that the step was made for");
+        let wanted = if norm.is_some() { Element::F32 } else { Element::BF16 };
+        if self.element(x) != wanted {
+            return Err(OpsError::Weights(format!("{x:?} is not {wanted:?}, which is quantised")));
+        }
+        let (queue, shape, real) = (&self.with.queue, product.quantised(), self.real(x));
+        let quantised = shape.at(self.with.reserved.quantised.address());
+        // SAFETY: see `op`; the plan has room for the largest product's codes.
+        unsafe {
+            match norm {
+                None => quantise::rows(queue, &shape, self.at(x), quantised, real),
+                Some((weight, eps)) => {
+                    let norm = self.norm(x, weight, eps)?;
+                    quantise::normed_rows(queue, &shape, self.at(x), norm, quantised, real)
+                }
+            }
+        }?;
+        let operands = Fp8Operands {
+            weight: self.with.weights.plus(at),
+            weight_scales: self.with.weights.plus(scales),
+            bias: bias.map_or(Ok(Address::NULL), |bias| self.vector(bias, outputs))?,
+            x: quantised,
+            out: self.at(out),
+        };
+        let (fp8_blas, stream) = (self.with.fp8_blas, queue.stream);
+        match product.path() {
+            // SAFETY: see `op`.
+            Fp8Path::Few => unsafe { linear_fp8::multiply_few(queue, product, operands, real) }?,
+            Fp8Path::Finished => {
+                let sums = self.with.reserved.quantised.address().plus(product.sums_offset());
+                let unscaled = Fp8Operands { out: sums, ..operands };
+                // SAFETY: see `op`; the plan has room for the sums.
+                unsafe {
+                    fp8_blas.multiply(self.with.blas, stream, product, &unscaled)?;
+                    linear_fp8::finish(queue, product, operands, sums, real)?;
+                }
+            }
+            Fp8Path::Scaled => {
+                // SAFETY: see `op`; buffers and codes have room for rows by 4.
+                unsafe { fp8_blas.multiply(self.with.blas, stream, product, &operands) }?;
+                if bias.is_some() {
+                    let (element, at) = (self.element(out), operands.out);
+                    // SAFETY: see `op`.
+                    unsafe { step::add_bias(queue, element, at, operands.bias, outputs, self.real(out)) }?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn rotate_and_cache(
         &self,
         qkv: Buf,
@@ -330,6 +407,22 @@ impl Scene<'_> {
         spec: &AttentionSpec,
     ) -> Result<(), OpsError> {
         self.heads(qkv, spec)?;
+        let (heads, norms, places) = self.turning(qk_norm, spec)?;
+        let cache = self.with.reserved.cache(layer)?;
+        let (queue, element, heads) = (&self.with.queue, self.element(qkv), (&heads, norms));
+        // SAFETY: see `op`.
+        unsafe {
+            rope::rotate_and_cache(queue, element, self.at(qkv), cache, heads, places, self.real(qkv))
+        }?;
+        Ok(())
+    }
+
+    /// How heads are normed and turned, and for which rows.
+    fn turning(
+        &self,
+        qk_norm: Option<(Weight, Weight, f32)>,
+        spec: &AttentionSpec,
+    ) -> Result<(Heads, Option<HeadNorms>, RowPlaces), OpsError> {
         let norms = match qk_norm {
             None => None,
             Some((q, k, eps)) => {
@@ -346,16 +439,42 @@ impl Scene<'_> {
             magnitude: spec.rotary.magnitude,
             frequencies: self.with.reserved.frequencies.address(),
         };
-        let cache = self.with.reserved.cache(layer)?;
         let places = RowPlaces {
             positions: self.staged(self.layout.positions),
             cache_rows: self.staged(self.layout.cache_rows),
         };
-        let (queue, element, heads) = (&self.with.queue, self.element(qkv), (&heads, norms));
-        // SAFETY: see `op`.
-        unsafe {
-            rope::rotate_and_cache(queue, element, self.at(qkv), cache, heads, places, self.real(qkv))
-        }?;
+        Ok((heads, norms, places))
+    }
+
+    fn attend_step(&self, qkv: Buf, out: Buf) -> AttendStep {
+        let reserved = self.with.reserved;
+        AttendStep {
+            header: self.header(),
+            positions: self.staged(self.layout.positions),
+            row_slots: self.staged(self.layout.row_slots),
+            tables: reserved.tables.address(),
+            table_stride: reserved.reserve.pages_per_sequence,
+            rows: self.recording.shape().rows,
+            qkv: self.at(qkv),
+            out: self.at(out),
+        }
+    }
+
+    /// The whole of a layer's attention in a step of few rows.
+    fn attend_few(&self, fused: &FewAttention<'_>) -> Result<(), OpsError> {
+        let &FewAttention { qkv, layer, qk_norm, spec, out } = fused;
+        self.heads(qkv, spec)?;
+        self.same_type(qkv, out)?;
+        let (queue, reserved) = (&self.with.queue, self.with.reserved);
+        let attention = &reserved.attention;
+        let few = attention.few.as_ref().expect("steps were fused for it");
+        let (heads, norms, places) = self.turning(qk_norm, spec)?;
+        let cache = reserved.cache(layer)?;
+        let pages = (&cache, reserved.reserve.pages);
+        let maps = FewMaps::new(queue.stream.device(), few, &attention.heads, pages)?;
+        let (heads, step) = ((&heads, norms, &attention.heads), (&self.attend_step(qkv, out), places));
+        // SAFETY: see `op`; a plan's rows of a slot are one span, and pages that others may read are full before.
+        unsafe { attend_few::attend_few(queue, few, heads, step, (&cache, &maps), attention.letters()) }?;
         Ok(())
     }
 
@@ -366,16 +485,7 @@ impl Scene<'_> {
         let (queue, reserved) = (&self.with.queue, self.with.reserved);
         let (reserve, attention) = (&reserved.reserve, &reserved.attention);
         let (heads, cache) = (&attention.heads, reserved.cache(layer)?);
-        let step = AttendStep {
-            header: self.header(),
-            positions: self.staged(self.layout.positions),
-            row_slots: self.staged(self.layout.row_slots),
-            tables: reserved.tables.address(),
-            table_stride: reserve.pages_per_sequence,
-            rows: self.recording.shape().rows,
-            qkv: self.at(qkv),
-            out: self.at(out),
-        };
+        let step = self.attend_step(qkv, out);
         let Some(work) = attention.work else {
             // SAFETY: see `op`.
             unsafe { attend::simple(queue, self.element(qkv), heads, &step, &cache) }?;
@@ -423,8 +533,9 @@ impl Scene<'_> {
 
     fn router(&self, routed: &Routed<'_>) -> Result<(), OpsError> {
         let &Routed { residual, added, norm: (norm, eps), normed, weight, bias, spec, out } = routed;
-        let Loaded::Matrix { outputs, inputs, at } = self.with.shelf.loaded(weight)? else {
-            return Err(OpsError::Weights(format!("{weight:?} is no matrix")));
+        let Loaded::Matrix { outputs, inputs, at, stored: Stored::Plain } = self.with.shelf.loaded(weight)?
+        else {
+            return Err(OpsError::Weights(format!("{weight:?} is no matrix of plain elements")));
         };
         equal("inputs", inputs, self.spec(residual).width)?;
         equal("outputs", outputs, spec.experts)?;
@@ -456,15 +567,29 @@ impl Scene<'_> {
         if added.is_none() {
             self.same_type(x, out)?;
         }
+        let codes = |weight| self.with.shelf.codes(weight);
+        let shape = experts_shape(self.recording, op, self.element(x), codes).expect("called for experts");
+        let weights = self.with.weights;
         let experts = |weight, wanted: (usize, usize)| match self.with.shelf.loaded(weight)? {
-            Loaded::Experts { held, outputs, inputs, at } => {
+            Loaded::Experts { held, outputs, inputs, at, stored } => {
                 equal("experts", held, spec.held)?;
                 equal("outputs of an expert", outputs, wanted.0)?;
                 equal("inputs of an expert", inputs, wanted.1)?;
-                Ok(self.with.weights.plus(at))
+                match (stored, shape.fp8) {
+                    (Stored::Plain, None) => Ok((weights.plus(at), Address::NULL)),
+                    (Stored::Fp8 { form, scales }, Some(wanted)) if form == wanted => {
+                        Ok((weights.plus(at), weights.plus(scales)))
+                    }
+                    (found, wanted) => Err(OpsError::Weights(format!(
+                        "a layer's gate and up are {wanted:?} and its down is {found:?}; a GPU takes both in FP8 with \
+                         scales of one form, or neither"
+                    ))),
+                }
             }
             _ => Err(OpsError::Weights(format!("{weight:?} is no layer's experts"))),
         };
+        let (gate_up, gate_up_scales) = experts(gate_up, (2 * spec.width, hidden))?;
+        let (down, down_scales) = experts(down, (hidden, spec.width))?;
         let (out, then) = match added {
             None => (out, ExpertsThen::Write),
             Some(&AddedExperts { residual, norm: None, .. }) => (residual, ExpertsThen::Add),
@@ -473,26 +598,26 @@ impl Scene<'_> {
                 (residual, ExpertsThen::AddNorm(self.norm(residual, weight, eps)?, self.at(normed)))
             }
         };
-        let (real, reserved) = (self.real(x), self.with.reserved);
+        let real = self.real(x);
         let arrays = ExpertsArrays {
             real_rows: real.counts,
             x: self.at(x),
             routes: self.at(routes),
-            gate_up: experts(gate_up, (2 * spec.width, hidden))?,
-            down: experts(down, (hidden, spec.width))?,
+            gate_up,
+            down,
+            scales: [gate_up_scales, down_scales],
             gated: self.at(gated),
-            workspace: reserved.experts.address().plus(MEETING_BYTES),
-            meeting: reserved.experts.address(),
+            workspace: self.with.reserved.experts.address(),
             out: self.at(out),
             out_element: self.element(out),
             sums,
             then,
         };
         let (queue, device) = (&self.with.queue, self.with.queue.stream.device());
-        let shape = experts_shape(self.recording, op, self.element(x)).expect("called for experts");
         let kernels = Experts::in_order(shape, self.with.blas.order(), device.properties());
         let maps = match kernels.path() {
             ExpertsPath::Grouped { cluster } => Some(ExpertsMaps::new(device, &shape, &arrays, cluster)?),
+            ExpertsPath::Fp8 { cluster } => Some(ExpertsMaps::fp8(device, &kernels, &arrays, cluster)?),
             _ => None,
         };
         // SAFETY: see `op`.

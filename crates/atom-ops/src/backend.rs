@@ -34,6 +34,20 @@ pub enum KvDType {
     F16,
     /// 2 bytes, 8 bits of mantissa.
     BF16,
+    /// 1 byte, 4 bits of mantissa: e4m3 of the Open Compute Project, rounded to nearest even. What is beyond 448 becomes 448,
+    /// and NaN stays NaN. Nothing is scaled.
+    E4M3,
+}
+
+impl KvDType {
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::BF16 => 2,
+            Self::E4M3 => 1,
+        }
+    }
 }
 
 /// Everything a step may touch, reserved before the first one.

@@ -5,6 +5,7 @@
 mod common;
 
 use atom_model::{ExchangeChoice, ExpertLayout};
+use atom_ops::KvDType;
 use common::goldens::{self, MIXTURES, MODELS};
 use common::{Setup, expert_parallel, golden, mesh, tiny};
 
@@ -16,6 +17,30 @@ fn check(name: &str, setup: &Setup) {
 fn every_family_agrees_with_the_reference() {
     for name in MODELS.iter().chain(MIXTURES) {
         check(name, &Setup::default());
+    }
+}
+
+/// e4m3 keeps four bits of a key or value where bf16 keeps eight, so logits should be off by sixteen times as much.
+#[test]
+fn an_fp8_cache_is_four_bits_further_from_the_reference_than_bf16() {
+    for name in MODELS.iter().chain(MIXTURES) {
+        let distance = |kv_dtype, page_size| {
+            let setup = Setup { kv_dtype, page_size, ..Setup::default() };
+            goldens::distance(name, &setup.start(&tiny(name)))
+        };
+        let exact = distance(KvDType::F32, 16);
+        assert!(exact.worst < 1e-3, "{name}: {exact:?}");
+        let (bf16, e4m3) = (distance(KvDType::BF16, 16), distance(KvDType::E4M3, 16));
+        println!("{name}: bf16 {bf16:?}, e4m3 {e4m3:?}");
+        assert_eq!(distance(KvDType::E4M3, 64), e4m3, "{name}: pages of another size");
+        // Logits have a standard deviation of about 3.
+        if MODELS.contains(name) {
+            assert!((8.0..32.0).contains(&(e4m3.mean / bf16.mean)), "{name}: bf16 {bf16:?}, e4m3 {e4m3:?}");
+            assert!(e4m3.mean < 0.3 && e4m3.worst < 2.5, "{name}: {e4m3:?}");
+        } else {
+            // A router near a tie chooses other experts, with either: that is most of the difference.
+            assert!(bf16.mean < e4m3.mean && e4m3.mean < 0.5, "{name}: bf16 {bf16:?}, e4m3 {e4m3:?}");
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use crate::family;
 use crate::folder::{self, Contents};
 use crate::fp8::Fp8Problem;
 use crate::gguf::{Gguf, hugging_face_name};
-use crate::synthetic;
+use crate::synthetic::{self, Rule};
 use crate::tensor::{DType, Tensor};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -142,7 +142,7 @@ impl Checkpoint {
         let raw_config: Value = serde_json::from_str(config_json)
             .map_err(|source| WeightsError::Json { path: origin.to_owned(), source })?;
         let config = from_json(origin, &raw_config)?;
-        let tensors = synthetic::tensors(&config, salt, DType::F32)?;
+        let tensors = synthetic::tensors(&config, Rule::Synthetic(salt), DType::F32)?;
         let entries = tensors.into_iter().map(|(name, tensor)| (name, Entry::Readable(tensor))).collect();
         Self::assemble(origin, config, Source::Synthetic { raw_config }, entries)
     }
@@ -150,21 +150,29 @@ impl Checkpoint {
     /// The model that a folder's config.json describes, with synthetic weights in place of its own:
     /// nothing else of the folder is read, and no weights need to be there. Matrices are of type `dtype`
     /// (vectors, routers and rows that are not whole blocks are f32); elements are those of
-    /// [`synthetic`](Self::synthetic) with salt 0, rounded.
+    /// [`synthetic`](Self::synthetic) with salt 0, rounded, but for two scales that let rows choose experts as evenly as
+    /// random numbers do, whatever their context, since a mixture's speed depends on how many it reads:
+    ///
+    /// | tensor | scale |
+    /// |---|---|
+    /// | `o_proj.weight` | 0.1 / sqrt(in), or 0.03 / sqrt(in) where the embeddings are tied |
+    /// | `e_score_correction_bias` | 0.01 |
     pub fn dummy(folder: impl AsRef<Path>, dtype: DType) -> Result<Self, WeightsError> {
         let folder = folder.as_ref();
         let (raw_config, config) = folder::configuration(folder)?;
-        let tensors = synthetic::tensors(&config, 0, dtype)?;
+        let tensors = synthetic::tensors(&config, Rule::Dummy, dtype)?;
         let entries = tensors.into_iter().map(|(name, tensor)| (name, Entry::Readable(tensor))).collect();
         Self::assemble(folder, config, Source::Dummy { raw_config }, entries)
     }
 
     /// The same, but nothing is made before somebody asks for a tensor's bytes: for devices that make weights
-    /// themselves by [`Tensor::recipe`]. So the model may be larger than the host's memory.
+    /// themselves by [`Tensor::recipe`]. So the model may be larger than the host's memory. If the configuration is one of
+    /// FP8 weights and `dtype` is bf16, matrices of layers are codes with scales: all of one matrix are
+    /// `5.769 / 448` of its elements' standard deviation, and codes are the nearest to the quotients.
     pub fn dummy_unmade(folder: impl AsRef<Path>, dtype: DType) -> Result<Self, WeightsError> {
         let folder = folder.as_ref();
         let (raw_config, config) = folder::configuration(folder)?;
-        let tensors = synthetic::unmade(&config, 0, dtype);
+        let tensors = synthetic::unmade(&config, Rule::Dummy, dtype);
         let entries = tensors.into_iter().map(|(name, tensor)| (name, Entry::Readable(tensor))).collect();
         Self::assemble(folder, config, Source::Dummy { raw_config }, entries)
     }
@@ -233,8 +241,8 @@ impl Checkpoint {
         &self.unused
     }
 
-    /// Scales of activations and of an FP8 KV cache that came with FP8 weights. Activations are not quantised,
-    /// so nobody needs them.
+    /// Scales of activations and of an FP8 KV cache that came with FP8 weights. Nobody needs them: who quantises
+    /// activations takes scales from the rows.
     pub fn unused_scales(&self) -> usize {
         self.unused_scales
     }

@@ -29,8 +29,10 @@ pub enum Role {
     Router,
     /// What is added to the experts' scores for the choice, `[experts]`.
     SelectionBias,
-    /// A matrix whose result enters the residual stream: `o_proj`, `down_proj`.
+    /// An MLP's matrix whose result enters the residual stream: `down_proj`.
     ResidualMatrix,
+    /// Attention's, `o_proj`.
+    AttentionOutput,
     /// Any other matrix.
     Matrix,
 }
@@ -76,7 +78,7 @@ fn layer_tensors(config: &ModelConfig, layer: usize, list: &mut Vec<TensorSpec>)
     linear("self_attn.q_proj", q, hidden, Role::Matrix, config.attention_bias);
     linear("self_attn.k_proj", kv, hidden, Role::Matrix, config.attention_bias);
     linear("self_attn.v_proj", kv, hidden, Role::Matrix, config.attention_bias);
-    linear("self_attn.o_proj", hidden, q, Role::ResidualMatrix, config.output_bias());
+    linear("self_attn.o_proj", hidden, q, Role::AttentionOutput, config.output_bias());
     let prefix = format!("model.layers.{layer}.mlp");
     match &config.moe {
         Some(moe) if !config.is_dense(layer) => moe_tensors(moe, &prefix, hidden, list),

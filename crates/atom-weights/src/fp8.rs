@@ -5,8 +5,8 @@
 //! `code * scale`. Which weights share a scale is the same for the whole checkpoint, and config.json says it.
 //! Which matrices are quantised is read off their types, so lists of modules that are not add nothing.
 //!
-//! Scales of activations ([`UNUSED`]) are left alone: activations stay as they are, which is more exact than the
-//! model was made for.
+//! Scales of activations ([`UNUSED`]) are left alone: activations stay as they are, or are scaled by what is in their rows,
+//! either of which is more exact than the model was made for.
 
 use crate::checkpoint::{Entries, Entry};
 use crate::tensor::{DType, Tensor};
@@ -103,6 +103,11 @@ impl Fp8Scales {
         }
     }
 
+    /// The usual shape of scales of a matrix.
+    pub(crate) fn shape(self, rows: usize, cols: usize) -> Vec<usize> {
+        self.shapes(rows, cols).remove(0)
+    }
+
     /// Never of no height or width, though a matrix may have none.
     fn block(self, rows: usize, cols: usize) -> [usize; 2] {
         let sides = match self {
@@ -135,6 +140,11 @@ impl Scales {
 
     pub(crate) fn values(&self) -> &Tensor {
         &self.values
+    }
+
+    /// See [`Tensor::scale_block`].
+    pub(crate) fn block(&self) -> ([usize; 2], usize) {
+        (self.block, self.first_row)
     }
 
     /// Those of the rows from `row` on.
@@ -222,7 +232,7 @@ fn is_scale(dtype: DType) -> bool {
 }
 
 /// The nearest code, ties to the even one; beyond the largest value, that one.
-pub(crate) fn nearest(value: f32) -> u8 {
+pub fn nearest(value: f32) -> u8 {
     let sign = u8::from(value.is_sign_negative()) << 7;
     if value.is_nan() {
         return sign | NAN;

@@ -41,7 +41,7 @@ mod tensor;
 pub use checkpoint::Checkpoint;
 pub use config::{Architecture, ModelConfig, MoeConfig, QkNorm, Rope, RopeLayout, RopeScaling, Scoring};
 pub use error::WeightsError;
-pub use fp8::{Fp8Problem, Fp8Scales};
+pub use fp8::{Fp8Problem, Fp8Scales, nearest as nearest_e4m3};
 pub use gguf::Gguf;
 pub use quant::dequantize;
 pub use tensor::{DType, Recipe, Tensor};

@@ -3,6 +3,7 @@
 use crate::config::ModelConfig;
 use crate::error::WeightsError;
 use crate::family::{self, Role, TensorSpec};
+use crate::fp8::{self, Fp8Scales};
 use crate::quant::quantize;
 use crate::tensor::{DType, Recipe, Tensor};
 use atom_base::rng::philox;
@@ -10,12 +11,20 @@ use std::f64::consts::TAU;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// All tensors of a model; matrices in `dtype`, vectors in f32. See
-/// [`Checkpoint::synthetic`](crate::Checkpoint::synthetic) for the rule. Made by as many threads as there
+/// Which of the documented rules makes the elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rule {
+    /// That of [`Checkpoint::synthetic`](crate::Checkpoint::synthetic), with its salt.
+    Synthetic(u64),
+    /// That of [`Checkpoint::dummy`](crate::Checkpoint::dummy): rows choose experts evenly.
+    Dummy,
+}
+
+/// All tensors of a model; matrices in `dtype`, vectors in f32. Made by as many threads as there
 /// are cores.
 pub(crate) fn tensors(
     config: &ModelConfig,
-    salt: u64,
+    rule: Rule,
     dtype: DType,
 ) -> Result<Vec<(String, Tensor)>, WeightsError> {
     let specs = family::tensors(config);
@@ -28,7 +37,7 @@ pub(crate) fn tensors(
     let work = || {
         let mut made = Vec::new();
         while let Some(spec) = specs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            made.push((spec.name.clone(), tensor(spec, config.tied_embeddings, salt, dtype)));
+            made.push((spec.name.clone(), tensor(spec, config.tied_embeddings, rule, dtype)));
         }
         made
     };
@@ -38,15 +47,30 @@ pub(crate) fn tensors(
     }))
 }
 
-/// The same, made only where somebody asks for bytes: a device makes them itself from their recipes. Of any size.
-pub(crate) fn unmade(config: &ModelConfig, salt: u64, dtype: DType) -> Vec<(String, Tensor)> {
+/// The same, made only where somebody asks for bytes: a device makes them itself from their recipes. Of any size. Matrices
+/// that a checkpoint of this configuration would have in FP8 are so, if `dtype` is bf16.
+pub(crate) fn unmade(config: &ModelConfig, rule: Rule, dtype: DType) -> Vec<(String, Tensor)> {
     let tied = config.tied_embeddings;
     let one = |spec: TensorSpec| {
-        let (name, shape, recipe) = (spec.name.clone(), spec.shape.clone(), recipe(&spec, tied, salt));
+        let (name, shape, recipe) = (spec.name.clone(), spec.shape.clone(), recipe(&spec, tied, rule));
+        if let (Some(form), DType::BF16, Role::Matrix | Role::ResidualMatrix) = (config.fp8, dtype, spec.role)
+        {
+            return (name, unmade_codes(spec, form, tied, rule));
+        }
         let dtype = stored(&spec, dtype);
-        (name, Tensor::unmade(dtype, shape, recipe, move || quantize(dtype, &values(&spec, tied, salt))))
+        (name, Tensor::unmade(dtype, shape, recipe, move || quantize(dtype, &values_of(&spec, tied, rule))))
     };
     family::tensors(config).into_iter().map(one).collect()
+}
+
+/// Numbers divided by a scale that all of them have, so that the largest that the rule can give is the largest code.
+fn unmade_codes(spec: TensorSpec, form: Fp8Scales, tied: bool, rule: Rule) -> Tensor {
+    let recipe = recipe(&spec, tied, rule);
+    let scale = (recipe.scale * LARGEST_NORMAL / 448.0) as f32;
+    let (shape, scales) = (spec.shape.clone(), form.shape(spec.shape[0], spec.shape[1]));
+    let values = vec![scale; scales.iter().product()];
+    let make = move || values_of(&spec, tied, rule).iter().map(|value| fp8::nearest(value / scale)).collect();
+    Tensor::unmade(DType::F8_E4M3, shape, recipe, make).scaled(form, Tensor::from_f32(scales, values))
 }
 
 fn bytes_of(spec: &TensorSpec, dtype: DType) -> u128 {
@@ -61,36 +85,44 @@ fn stored(spec: &TensorSpec, dtype: DType) -> DType {
     match spec.role {
         _ if !spec.shape.last().is_some_and(|n| n.is_multiple_of(dtype.block_elements())) => DType::F32,
         Role::Norm | Role::Bias | Role::SelectionBias | Role::Router => DType::F32,
-        Role::Embedding | Role::Head | Role::Matrix | Role::ResidualMatrix => dtype,
+        Role::Embedding | Role::Head | Role::Matrix | Role::ResidualMatrix | Role::AttentionOutput => dtype,
     }
 }
 
-fn tensor(spec: &TensorSpec, tied: bool, salt: u64, dtype: DType) -> Tensor {
-    let values = values(spec, tied, salt);
+fn tensor(spec: &TensorSpec, tied: bool, rule: Rule, dtype: DType) -> Tensor {
+    let values = values_of(spec, tied, rule);
     let dtype = stored(spec, dtype);
     let bytes = quantize(dtype, &values);
     let len = bytes.len();
     Tensor::new(dtype, spec.shape.clone(), Arc::new(bytes), 0, len)
 }
 
-fn recipe(spec: &TensorSpec, tied: bool, salt: u64) -> Recipe {
+fn recipe(spec: &TensorSpec, tied: bool, rule: Rule) -> Recipe {
     let inputs = spec.shape.last().copied().unwrap_or(1) as f64;
-    let (offset, scale) = match spec.role {
-        Role::Embedding if tied => (0.0, 0.3),
-        Role::Embedding => (0.0, 1.0),
-        Role::Head => (0.0, 3.0 / inputs.sqrt()),
-        Role::Norm => (1.0, 0.1),
-        Role::Bias | Role::SelectionBias => (0.0, 0.1),
-        Role::Router => (0.0, 1.5 / inputs.sqrt()),
-        Role::ResidualMatrix => (0.0, 2.0 / inputs.sqrt()),
-        Role::Matrix => (0.0, 1.2 / inputs.sqrt()),
+    let embedding = if tied { 0.3 } else { 1.0 };
+    let (offset, scale) = match (spec.role, rule) {
+        (Role::Embedding, _) => (0.0, embedding),
+        (Role::Head, _) => (0.0, 3.0 / inputs.sqrt()),
+        (Role::Norm, _) => (1.0, 0.1),
+        (Role::SelectionBias, Rule::Dummy) => (0.0, 0.01),
+        (Role::Bias | Role::SelectionBias, _) => (0.0, 0.1),
+        (Role::Router, _) => (0.0, 1.5 / inputs.sqrt()),
+        // What rows of a prompt have in common passes through the averages of attention whole, and what is their own
+        // does not. With a larger gain they grow alike from layer to layer, and choose the same experts.
+        (Role::AttentionOutput, Rule::Dummy) => (0.0, 0.1 * embedding / inputs.sqrt()),
+        (Role::ResidualMatrix | Role::AttentionOutput, _) => (0.0, 2.0 / inputs.sqrt()),
+        (Role::Matrix, _) => (0.0, 1.2 / inputs.sqrt()),
+    };
+    let salt = match rule {
+        Rule::Synthetic(salt) => salt,
+        Rule::Dummy => 0,
     };
     let key = [crc32(format!("{salt}/{}", spec.name).as_bytes()), salt as u32];
     Recipe { key, offset, scale, first: 0 }
 }
 
-fn values(spec: &TensorSpec, tied: bool, salt: u64) -> Vec<f32> {
-    let Recipe { key, offset, scale, .. } = recipe(spec, tied, salt);
+fn values_of(spec: &TensorSpec, tied: bool, rule: Rule) -> Vec<f32> {
+    let Recipe { key, offset, scale, .. } = recipe(spec, tied, rule);
     let count: usize = spec.shape.iter().product();
     let mut values = Vec::with_capacity(count + 1);
     for pair in 0..count.div_ceil(2) as u64 {
@@ -118,6 +150,8 @@ fn crc32(bytes: &[u8]) -> u32 {
     })
 }
 
+/// Of numbers made from 24 bits: sqrt(-2 ln 2^-24), rounded up.
+const LARGEST_NORMAL: f64 = 5.769;
 /// Four billion parameters. A slip in a configuration shall not take a machine's memory.
 const BYTES_MAX: u128 = 16 << 30;
 

@@ -147,8 +147,15 @@ impl Tensor {
     }
 
     /// The scale of columns from `col` on in a row of FP8 codes, and the column where the next one begins.
-    pub(crate) fn scale_at(&self, row: usize, col: usize) -> (f32, usize) {
+    /// Panics for other types.
+    pub fn scale_at(&self, row: usize, col: usize) -> (f32, usize) {
         self.scales.as_ref().expect("readers give no codes without scales").at(row, col)
+    }
+
+    /// Rows and columns of FP8 codes that share a scale, and the row of such blocks that row 0 is: a view of rows may
+    /// begin within one. `None` for other types.
+    pub fn scale_block(&self) -> Option<([usize; 2], usize)> {
+        self.scales.as_ref().map(|scales| scales.block())
     }
 
     /// What describes the elements, if they were not read but made up. A device that follows it need not ask for

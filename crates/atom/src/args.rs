@@ -136,7 +136,9 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_name = "SHARE")]
     pub(crate) gpu_memory_utilization: Option<f64>,
 
-    /// How keys and values are kept. auto: on a GPU what it computes in; on a CPU f32 for f32 models, else f16.
+    /// How keys and values are kept. auto: on a GPU what it computes in; on a CPU f32 for f32 models, else f16. fp8: a byte
+    /// each (e4m3), so half the memory and half the reading; less exact, and nothing is scaled. A GPU takes auto, its own
+    /// type and fp8.
     #[arg(long, value_enum, default_value_t = KvCacheDType::Auto)]
     pub(crate) kv_cache_dtype: KvCacheDType,
 
@@ -506,9 +508,15 @@ pub(crate) enum DTypeArg {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum KvCacheDType {
     Auto,
+    #[value(alias = "float32")]
     F32,
+    #[value(aliases = ["float16", "half"])]
     F16,
+    #[value(alias = "bfloat16")]
     Bf16,
+    /// e4m3.
+    #[value(alias = "fp8_e4m3")]
+    Fp8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -68,8 +68,8 @@ pub(crate) fn order(args: &EngineArgs) -> SumOrder {
     if args.deterministic { SumOrder::Fixed } else { SumOrder::Fastest }
 }
 
-/// Keys and values are stored as they are computed.
-pub(crate) fn kv_dtype(element: Element) -> KvDType {
+/// How keys and values are stored, unless something else is asked for: as they are computed.
+pub(crate) fn own_kv_dtype(element: Element) -> KvDType {
     match element {
         Element::F32 => KvDType::F32,
         Element::BF16 => KvDType::BF16,
@@ -83,6 +83,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) experts: ExpertLayout,
     pub(crate) lattice: &'a Lattice,
     pub(crate) element: Element,
+    pub(crate) kv_dtype: KvDType,
     pub(crate) order: SumOrder,
     pub(crate) page_size: usize,
     pub(crate) max_model_len: usize,
@@ -141,7 +142,7 @@ fn sizes(gpu: &Gpu, wanted: &Wanted<'_>) -> Result<Sizes> {
         page_size: wanted.page_size,
         pages: 0,
         pages_per_sequence: wanted.max_model_len.div_ceil(wanted.page_size),
-        kv_dtype: kv_dtype(wanted.element),
+        kv_dtype: wanted.kv_dtype,
         slots: wanted.max_num_seqs + 1,
         vocab: model.config().vocab_size,
         samples: true,

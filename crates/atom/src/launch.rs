@@ -225,7 +225,7 @@ pub(crate) fn open(args: &EngineArgs, on_gpu: bool) -> Result<(String, Arc<Check
 /// What the scales were for that came with FP8 weights and have no use here.
 pub(crate) fn unused_scales(checkpoint: &Checkpoint) -> String {
     format!(
-        "{} scales of activations or of an FP8 KV cache (input_scale, k_scale ..): activations are not quantised",
+        "{} scales of activations or of an FP8 KV cache (input_scale, k_scale ..): a GPU quantises activations by their own",
         checkpoint.unused_scales()
     )
 }
@@ -319,18 +319,14 @@ fn host_config(
             (kv_dtype, plan_pages(args, model, &mesh, kv_dtype, (page_size, useful))?, None)
         }
         Target::Cuda(gpu, element) => {
-            let own = cuda::kv_dtype(*element);
-            let asked = args.kv_cache_dtype;
-            ensure!(
-                asked == KvCacheDType::Auto || kv_dtype(asked, checkpoint)? == own,
-                "--kv-cache-dtype: a GPU keeps keys and values as it computes them, {own:?} here; leave it at auto"
-            );
+            let kv_dtype = gpu_kv_dtype(args.kv_cache_dtype, cuda::own_kv_dtype(*element))?;
             let wanted = cuda::Wanted {
                 checkpoint,
                 mesh: &mesh,
                 experts,
                 lattice: &lattice,
                 element: *element,
+                kv_dtype,
                 order: cuda::order(args),
                 page_size,
                 max_model_len,
@@ -342,7 +338,7 @@ fn host_config(
                 utilization: args.gpu_memory_utilization,
             };
             let plan = cuda::plan(gpu, &wanted)?;
-            (own, plan.pages, Some(plan))
+            (kv_dtype, plan.pages, Some(plan))
         }
     };
     let eos: BTreeSet<TokenId> = model.eos.iter().chain(end_tokens).copied().collect();
@@ -509,13 +505,33 @@ fn policy(args: &EngineArgs, lanes: usize) -> Result<Policy> {
 }
 
 fn kv_dtype(asked: KvCacheDType, checkpoint: &Checkpoint) -> Result<KvDType> {
-    let first = checkpoint.tensor(steps::TYPICAL_MATRIX)?;
-    Ok(match asked {
-        KvCacheDType::Auto if first.dtype == DType::F32 => KvDType::F32,
-        KvCacheDType::Auto | KvCacheDType::F16 => KvDType::F16,
-        KvCacheDType::F32 => KvDType::F32,
-        KvCacheDType::Bf16 => KvDType::BF16,
-    })
+    let own = match checkpoint.tensor(steps::TYPICAL_MATRIX)?.dtype {
+        DType::F32 => KvDType::F32,
+        _ => KvDType::F16,
+    };
+    Ok(asked_kv_dtype(asked).unwrap_or(own))
+}
+
+/// What a GPU keeps keys and values in, whose own type is `own`.
+fn gpu_kv_dtype(asked: KvCacheDType, own: KvDType) -> Result<KvDType> {
+    let kv_dtype = asked_kv_dtype(asked).unwrap_or(own);
+    ensure!(
+        kv_dtype == own || kv_dtype == KvDType::E4M3,
+        "--kv-cache-dtype: a GPU keeps keys and values as it computes them, {own:?} here, or in fp8; {kv_dtype:?} is not \
+         built yet"
+    );
+    Ok(kv_dtype)
+}
+
+/// `None`: what suits the device.
+fn asked_kv_dtype(asked: KvCacheDType) -> Option<KvDType> {
+    match asked {
+        KvCacheDType::Auto => None,
+        KvCacheDType::F32 => Some(KvDType::F32),
+        KvCacheDType::F16 => Some(KvDType::F16),
+        KvCacheDType::Bf16 => Some(KvDType::BF16),
+        KvCacheDType::Fp8 => Some(KvDType::E4M3),
+    }
 }
 
 /// Pages of each lane, the Sink included.
@@ -526,13 +542,9 @@ fn plan_pages(
     kv: KvDType,
     (page_size, useful): (usize, usize),
 ) -> Result<usize> {
-    let element = match kv {
-        KvDType::F32 => 4,
-        KvDType::F16 | KvDType::BF16 => 2,
-    };
     // Ranks that share a key/value head each keep a copy.
     let heads = model.kv_heads.max(mesh.ranks_per_lane());
-    let page_bytes = (2 * model.layers * heads * model.head_dim * element * page_size) as u64;
+    let page_bytes = (2 * model.layers * heads * model.head_dim * kv.bytes() * page_size) as u64;
     let bytes = args.kv_cache_memory.unwrap_or_else(default_cache_bytes) / mesh.lanes() as u64;
     let pages = (bytes / page_bytes).min(useful as u64) as usize;
     if pages < 2 {
@@ -592,3 +604,38 @@ const CACHE_BYTES_MIN: u64 = 512 << 20;
 const CPU_DEPTH: usize = 0;
 /// The next step is planned and queued while a GPU computes.
 const GPU_DEPTH: usize = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_keeps_its_own_type_unless_it_is_told_fp8() {
+        for own in [KvDType::BF16, KvDType::F32] {
+            assert_eq!(gpu_kv_dtype(KvCacheDType::Auto, own).unwrap(), own);
+            assert_eq!(gpu_kv_dtype(KvCacheDType::Fp8, own).unwrap(), KvDType::E4M3);
+        }
+        assert_eq!(gpu_kv_dtype(KvCacheDType::Bf16, KvDType::BF16).unwrap(), KvDType::BF16);
+        for (asked, own) in [(KvCacheDType::F16, KvDType::BF16), (KvCacheDType::F32, KvDType::BF16)] {
+            let text = gpu_kv_dtype(asked, own).unwrap_err().to_string();
+            assert!(text.contains("--kv-cache-dtype") && text.contains("BF16"), "{text}");
+        }
+    }
+
+    #[test]
+    fn names_of_the_field_are_taken_for_types_of_the_cache() {
+        use clap::ValueEnum;
+        for (name, expected) in [
+            ("auto", None),
+            ("fp8", Some(KvDType::E4M3)),
+            ("fp8_e4m3", Some(KvDType::E4M3)),
+            ("bf16", Some(KvDType::BF16)),
+            ("bfloat16", Some(KvDType::BF16)),
+            ("f16", Some(KvDType::F16)),
+            ("f32", Some(KvDType::F32)),
+        ] {
+            assert_eq!(asked_kv_dtype(KvCacheDType::from_str(name, false).unwrap()), expected, "{name}");
+        }
+        assert!(KvCacheDType::from_str("fp8_e5m2", false).is_err());
+    }
+}

@@ -66,6 +66,37 @@ fn every_figure_is_in_the_table_and_in_the_file() {
     assert_eq!((steps["eager"].as_u64(), steps["preempted"].as_u64()), (Some(0), Some(0)));
 }
 
+/// Rows of one prompt grew alike from layer to layer, by what attention averages: after some layers half of the experts
+/// were left, and a mixture with dummy weights was faster than any real one.
+#[test]
+fn rows_of_a_prompt_of_dummy_weights_choose_evenly() {
+    let folder = shape("step-bench-even");
+    let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    for (key, value) in [
+        ("vocab_size", 4096),
+        ("hidden_size", 256),
+        ("num_hidden_layers", 12),
+        ("num_experts", 64),
+        ("num_experts_per_tok", 4),
+        ("moe_intermediate_size", 16),
+        ("head_dim", 64),
+    ] {
+        config[key] = value.into();
+    }
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    let file = folder.join("out.json");
+    let flags =
+        ["--only", "first,decode", "--first", "24,96", "--decode", "8", "--context", "40", "--steps", "4"];
+    let output =
+        bench(&folder, &[&flags[..], &["--first-repeats", "1", "--json", file.to_str().unwrap()]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    for figure in json["figures"].as_array().unwrap() {
+        assert_eq!(figure["experts"]["counts"], true, "{figure:#}");
+    }
+}
+
 #[test]
 fn what_can_not_be_measured_is_refused_with_its_numbers() {
     let folder = shape("step-bench-refused");

@@ -3,6 +3,7 @@
 //! Keys lie transposed within a page, so that sixteen positions of one element are a vector and a
 //! score needs no sum across lanes. Values lie as they come, a position's elements together.
 
+use crate::elementwise::e4m3::E4M3;
 use crate::elementwise::lanes::{LANES, Lanes};
 use atom_ops::{KvDType, OpsError, Reserve};
 use half::{bf16, f16};
@@ -33,7 +34,8 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
     /// Sixteen elements as f32; exact.
     fn widen<S: Lanes>(s: S, from: &[Self; LANES]) -> S::F;
 
-    /// Sixteen elements rounded to nearest, ties to even.
+    /// Sixteen elements rounded to nearest, ties to even. What is too large becomes infinite, or the largest number where
+    /// nothing is.
     fn narrow<S: Lanes>(s: S, v: S::F) -> [Self; LANES];
 }
 
@@ -60,7 +62,7 @@ impl KvCache {
             )));
         }
         let padded = head_dim.next_multiple_of(LANES);
-        let bytes = [layers, kv_heads, pages, page_size, head_dim + padded, bytes_of(dtype)]
+        let bytes = [layers, kv_heads, pages, page_size, head_dim + padded, dtype.bytes()]
             .into_iter()
             .try_fold(1usize, usize::checked_mul)
             .filter(|&bytes| bytes <= isize::MAX as usize - LANES);
@@ -96,7 +98,7 @@ impl KvCache {
     /// The keys of a page, and behind them its values; see the type's layout. In bounds for
     /// `page_size * (head_dim + padded)` elements.
     pub(crate) fn block<T: Element>(&self, layer: usize, head: usize, page: usize) -> *mut T {
-        assert_eq!(size_of::<T>(), bytes_of(self.dtype), "the cache holds {:?}", self.dtype);
+        assert_eq!(size_of::<T>(), self.dtype.bytes(), "the cache holds {:?}", self.dtype);
         assert!(
             layer < self.layers && head < self.kv_heads && page < self.pages,
             "page {page} of {}, layer {layer}, head {head}",
@@ -147,6 +149,7 @@ impl KvCache {
             KvDType::F32 => self.fill_page(page, f32::NAN),
             KvDType::F16 => self.fill_page(page, <f16 as Element>::NAN),
             KvDType::BF16 => self.fill_page(page, <bf16 as Element>::NAN),
+            KvDType::E4M3 => self.fill_page(page, E4M3::NAN),
         }
     }
 
@@ -207,6 +210,24 @@ impl Element for bf16 {
     }
 }
 
+impl Element for E4M3 {
+    const NAN: Self = E4M3::NAN;
+
+    #[inline(always)]
+    fn widen<S: Lanes>(s: S, from: &[Self; LANES]) -> S::F {
+        s.load_e4m3(from)
+    }
+
+    #[inline(always)]
+    fn narrow<S: Lanes>(s: S, v: S::F) -> [Self; LANES] {
+        let (from, mut to) = (s.array(v), [E4M3::ZERO; LANES]);
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = E4M3::from_f32(from);
+        }
+        to
+    }
+}
+
 impl Memory {
     fn new(bytes: usize) -> Option<Self> {
         // The alignment of malloc: a larger one would make the allocator zero, and so touch, all of it.
@@ -221,12 +242,5 @@ impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with this layout, and owned alone.
         unsafe { std::alloc::dealloc(self.start, self.layout) };
-    }
-}
-
-fn bytes_of(dtype: KvDType) -> usize {
-    match dtype {
-        KvDType::F32 => 4,
-        KvDType::F16 | KvDType::BF16 => 2,
     }
 }

@@ -2,6 +2,7 @@ use super::*;
 use crate::elementwise::tests::{noise, supported};
 use atom_base::{SlotId, Span};
 use atom_ops::{PageTables, Rotary, StepShape};
+use atom_weights::{DType, quant};
 use std::collections::BTreeMap;
 use std::sync::Barrier;
 
@@ -187,10 +188,15 @@ impl Setup {
         });
     }
 
-    /// The output of a position in f64.
+    /// The output of a position in f64; from an e4m3 cache, what its codes stand for.
     fn exact(&self, sequence: usize, position: usize) -> Vec<f64> {
         let (head_dim, group) = (self.head_dim, self.q_heads / self.kv_heads);
-        let rows: Vec<Vec<f64>> = (0..=position).map(|p| self.exact_row(sequence, p)).collect();
+        let mut rows: Vec<Vec<f64>> = (0..=position).map(|p| self.exact_row(sequence, p)).collect();
+        if self.dtype == KvDType::E4M3 {
+            for x in rows.iter_mut().flat_map(|row| &mut row[self.q_heads * head_dim..]) {
+                *x = f64::from(stored(*x as f32));
+            }
+        }
         let part = |position: usize, head: usize| &rows[position][head * head_dim..][..head_dim];
         let mut out = Vec::new();
         for head in 0..self.q_heads {
@@ -232,6 +238,11 @@ impl Setup {
     }
 }
 
+/// What an e4m3 cache makes of a number.
+fn stored(x: f32) -> f32 {
+    quant::dequantize_bytes(DType::F8_E4M3, &quant::quantize(DType::F8_E4M3, &[x]))[0]
+}
+
 fn assert_same_bits(what: &str, got: &Outputs, expected: &Outputs) {
     for (place, got) in got {
         let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
@@ -251,7 +262,10 @@ fn attention_matches_f64() {
         Setup { q_heads: 24, kv_heads: 2, head_dim: 256, rotated: 256, page_size: 64, ..base },
     ];
     for shape in shapes {
-        for (dtype, tolerance) in [(KvDType::F32, 2e-6), (KvDType::F16, 1e-3), (KvDType::BF16, 8e-3)] {
+        // e4m3 is compared with the same codes, so its bound is that of f32.
+        for (dtype, tolerance) in
+            [(KvDType::F32, 2e-6), (KvDType::F16, 1e-3), (KvDType::BF16, 8e-3), (KvDType::E4M3, 2e-6)]
+        {
             let setup = Setup { dtype, ..shape };
             let outputs = setup.run(&[vec![(0, 37)], vec![(0, 250)], vec![(0, 1)]]);
             assert_eq!(outputs.len(), 288);
@@ -285,7 +299,7 @@ fn schedules() -> Vec<(&'static str, Vec<Step>)> {
 
 #[test]
 fn bits_depend_on_nothing_but_the_sequence() {
-    for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16] {
+    for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16, KvDType::E4M3] {
         let base = Setup { dtype, qk_norm: true, isa: Isa::Portable, ..Setup::default() };
         let expected = base.run(&schedules()[2].1);
         for (i, isa) in supported().enumerate() {
@@ -317,11 +331,18 @@ fn a_cut_decode_gives_the_bits_of_one_worker() {
 
 #[test]
 fn a_row_of_nan_stays_in_its_sequence() {
-    let setup = Setup { dtype: KvDType::F16, ..Setup::default() };
+    // Huge values overflow halves to infinity; e4m3 has none, but NaN.
+    for (dtype, factor) in [(KvDType::F16, 1e6), (KvDType::E4M3, f32::NAN)] {
+        spoil_a_row(dtype, factor);
+    }
+}
+
+fn spoil_a_row(dtype: KvDType, factor: f32) {
+    let setup = Setup { dtype, ..Setup::default() };
     let steps = [vec![(0, 30), (1, 30)], vec![(1, 1), (0, 1)]];
     let clean = setup.run(&steps);
     assert!(clean.values().flatten().all(|x| x.is_finite()), "poisoned memory was read");
-    // Huge values overflow halves to infinity: from position 20 on, and not before, the sequence breaks.
+    // From position 20 on, and not before, the sequence breaks.
     let (mut attention, entries) = setup.reserve(2, 31, 60);
     let mut broken = Outputs::new();
     let mut lengths = [0, 0];
@@ -335,7 +356,7 @@ fn a_row_of_nan_stays_in_its_sequence() {
             &mut broken,
             &|sequence, position, row| {
                 if (sequence, position) == (1, 20) {
-                    row.iter_mut().for_each(|x| *x *= 1e6);
+                    row.iter_mut().for_each(|x| *x *= factor);
                 }
             },
         );

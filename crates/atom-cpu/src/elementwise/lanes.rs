@@ -5,6 +5,7 @@
 //! div), so a kernel gives the same bits whichever set runs it: portable lanes are an array, AVX2's
 //! two registers, AVX-512's one.
 
+use super::e4m3::E4M3;
 use crate::isa::Isa;
 use half::{bf16, f16};
 
@@ -50,6 +51,8 @@ pub(crate) trait Lanes: Copy {
     fn to_f16(self, v: Self::F) -> [f16; LANES];
     /// Widens bf16; exact.
     fn load_bf16(self, from: &[bf16; LANES]) -> Self::F;
+    /// Widens e4m3; exact, and NaN stays NaN.
+    fn load_e4m3(self, from: &[E4M3; LANES]) -> Self::F;
 
     /// `a + b`
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
@@ -202,6 +205,10 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     fn load_bf16(self, from: &[bf16; LANES]) -> Self::F {
+        each(|i| from[i].to_f32())
+    }
+    #[inline(always)]
+    fn load_e4m3(self, from: &[E4M3; LANES]) -> Self::F {
         each(|i| from[i].to_f32())
     }
     #[inline(always)]

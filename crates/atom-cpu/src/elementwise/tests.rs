@@ -1,4 +1,6 @@
+use super::e4m3::E4M3;
 use super::*;
+use atom_weights::{DType, quant};
 use half::{bf16, f16};
 
 /// The sets that this processor can run.
@@ -186,6 +188,46 @@ fn halves_widen_exactly_and_narrow_to_nearest_even() {
     let expected: Vec<u16> = x.iter().map(|&x| f16::from_f32(x).to_bits()).collect();
     for isa in supported() {
         assert_eq!(dispatch(isa, Narrow(&x))[..x.len()], expected, "{isa}");
+    }
+}
+
+struct WidenCodes<'a>(&'a [E4M3]);
+
+impl Kernel for WidenCodes<'_> {
+    type Output = Vec<f32>;
+
+    #[inline(always)]
+    fn run<S: Lanes>(self, s: S) -> Vec<f32> {
+        let (chunks, _) = self.0.as_chunks::<LANES>();
+        chunks.iter().flat_map(|codes| s.array(s.load_e4m3(codes))).collect()
+    }
+}
+
+/// Against what reads and makes FP8 weights, which was written apart.
+#[test]
+fn codes_widen_exactly_and_numbers_become_the_nearest_code() {
+    let codes: Vec<u8> = (0..=u8::MAX).collect();
+    let expected = quant::dequantize_bytes(DType::F8_E4M3, &codes);
+    for isa in supported() {
+        let found = dispatch(isa, WidenCodes(&codes.iter().map(|&code| E4M3(code)).collect::<Vec<_>>()));
+        for ((code, found), expected) in codes.iter().zip(found).zip(&expected) {
+            let same = found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan();
+            assert!(same, "{isa}: {code:#x} is {found}, not {expected}");
+        }
+    }
+    let mut numbers = expected.clone();
+    // Halfway between neighbours, and as near to there as f32 can be.
+    for pair in expected[..0x7f].windows(2) {
+        let middle = f32::midpoint(pair[0], pair[1]);
+        numbers.extend([middle, middle.next_up(), middle.next_down(), -middle]);
+    }
+    numbers.extend([448.1, 463.9, 464.0, 480.0, 1e30, f32::INFINITY, f32::NEG_INFINITY, 1e-30, -1e-30, -0.0]);
+    let spread = noise(17, 1 << 16);
+    numbers.extend(spread.iter().enumerate().map(|(i, x)| x * 2f32.powi(i as i32 % 24 - 13)));
+    for (number, expected) in numbers.iter().zip(quant::quantize(DType::F8_E4M3, &numbers)) {
+        let E4M3(found) = E4M3::from_f32(*number);
+        let same = found == expected || number.is_nan() && found & 0x7f == 0x7f;
+        assert!(same, "{number} is {found:#x}, not {expected:#x}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! [`Lanes`] on x86-64: two AVX2 registers or one of AVX-512.
 #![cfg(target_arch = "x86_64")]
 
+use super::e4m3::E4M3;
 use super::lanes::{Kernel, LANES, Lanes};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
@@ -45,6 +46,19 @@ macro_rules! both {
     ($f:ident, $($v:ident),+) => {
         [have!($f($($v[0]),+)), have!($f($($v[1]),+))]
     };
+}
+
+/// Codes as halves that are 2^8 too small, for a half's exponent has a bias of 15 instead of 7.
+macro_rules! small_halves {
+    ($from:ident) => {{
+        let codes = have!(_mm_loadu_si128($from.as_ptr().cast()));
+        // The sign bit fills the upper byte, so it stands where a half's exponent begins, too.
+        let wide = have!(_mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(codes)));
+        let halves = have!(_mm256_and_si256(wide, _mm256_set1_epi16(0xbfff_u16 as i16)));
+        let ones = have!(_mm_cmpeq_epi8(_mm_or_si128(codes, _mm_set1_epi8(-128)), _mm_set1_epi8(-1)));
+        let nan = have!(_mm256_and_si256(_mm256_cvtepi8_epi16(ones), _mm256_set1_epi16(0x7c00)));
+        have!(_mm256_or_si256(halves, nan))
+    }};
 }
 
 /// Lane numbers, for [`Lanes::first`].
@@ -105,6 +119,14 @@ impl Lanes for Avx2 {
             have!(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)))
         };
         [one(p), one(have!(p.add(1)))]
+    }
+    #[inline(always)]
+    fn load_e4m3(self, from: &[E4M3; LANES]) -> Self::F {
+        let halves = small_halves!(from);
+        let (low, high) =
+            (have!(_mm256_castsi256_si128(halves)), have!(_mm256_extracti128_si256::<1>(halves)));
+        let one = |halves| have!(_mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(256.0)));
+        [one(low), one(high)]
     }
     #[inline(always)]
     fn add(self, a: Self::F, b: Self::F) -> Self::F {
@@ -224,6 +246,11 @@ impl Lanes for Avx512 {
     fn load_bf16(self, from: &[bf16; LANES]) -> Self::F {
         let words = have!(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast())));
         have!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(words)))
+    }
+    #[inline(always)]
+    fn load_e4m3(self, from: &[E4M3; LANES]) -> Self::F {
+        let halves = small_halves!(from);
+        have!(_mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(256.0)))
     }
     #[inline(always)]
     fn add(self, a: Self::F, b: Self::F) -> Self::F {

@@ -4,7 +4,8 @@ use crate::kit::Kit;
 use atom_base::{SlotId, Span};
 use atom_cuda::launch::attend::{self, AttendHeads, AttendKernels, AttendScratch, AttendStep, TileMaps};
 use atom_cuda::launch::rope::CacheLayer;
-use atom_cuda::{Address, CudaError, DeviceMem, Element, WorkCutter, WorkSpec};
+use atom_cuda::{Address, CudaError, DeviceMem, Element, KvElement, WorkCutter, WorkSpec};
+use atom_weights::{DType, quant};
 
 /// `(start, rows)` of each sequence of a step.
 const MIXES: &[&[(u32, u32)]] = &[
@@ -41,24 +42,36 @@ pub(crate) fn checks(kit: &mut Kit) -> Result<(), CudaError> {
                 page_size: [16, 64, 32, 128, 48][turn % 5],
                 window: [0, 0, 100, 17, 1, 700][turn % 6],
                 has_sinks: turn % 4 == 1,
+                doubled: [0, 40, 0, -40, 0, 0, 14][turn % 7],
             };
-            let world = World::new(kit, shape, mix, Element::BF16)?;
-            check_all(kit, &world)?;
-            if turn.is_multiple_of(3) {
-                let world = World::new(kit, shape, mix, Element::F32)?;
-                check_simple(kit, &world)?;
+            for cache in [KvElement::Own, KvElement::E4M3] {
+                let world = World::new(kit, shape, mix, (Element::BF16, cache))?;
+                check_all(kit, &world)?;
+                if turn.is_multiple_of(3) {
+                    let world = World::new(kit, shape, mix, (Element::F32, cache))?;
+                    check_simple(kit, &world)?;
+                }
             }
         }
     }
-    an_empty_list_writes_nothing(kit)
+    an_empty_list_writes_nothing(kit, KvElement::Own)?;
+    an_empty_list_writes_nothing(kit, KvElement::E4M3)
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Shape {
-    heads: (usize, usize, usize),
-    page_size: usize,
-    window: usize,
-    has_sinks: bool,
+pub(crate) struct Shape {
+    pub(crate) heads: (usize, usize, usize),
+    pub(crate) page_size: usize,
+    pub(crate) window: usize,
+    pub(crate) has_sinks: bool,
+    /// Queries are times 2 to this, and scores divided by it: some would be too large for a half, or too small.
+    pub(crate) doubled: i32,
+}
+
+impl Shape {
+    fn scale(self) -> f32 {
+        2f32.powi(-self.doubled) / (self.heads.2 as f32).sqrt()
+    }
 }
 
 /// A step, a cache with shuffled pages, and what is to come out.
@@ -84,7 +97,13 @@ struct World {
 const PADDING: usize = 5;
 
 impl World {
-    fn new(kit: &mut Kit, shape: Shape, mix: &[(u32, u32)], element: Element) -> Result<Self, CudaError> {
+    /// With a cache of e4m3, keys and values are what codes stand for.
+    fn new(
+        kit: &mut Kit,
+        shape: Shape,
+        mix: &[(u32, u32)],
+        (element, cached): (Element, KvElement),
+    ) -> Result<Self, CudaError> {
         let (q, kv, dim) = shape.heads;
         let page_size = shape.page_size;
         let page_counts: Vec<usize> =
@@ -100,6 +119,7 @@ impl World {
         let row_width = (q + 2 * kv) * dim;
         let rows: usize = mix.iter().map(|&(_, rows)| rows as usize).sum();
         let mut qkv = element.rounded(&kit.random(rows * row_width, 1.5));
+        qkv.iter_mut().for_each(|x| *x *= 2f32.powi(shape.doubled));
         let (mut keys, mut values) = (vec![f32::NAN; pages * kv * page_size * dim], Vec::new());
         values.resize(keys.len(), f32::NAN);
         let sinks = kit.random(q, 2.0);
@@ -108,8 +128,8 @@ impl World {
             let table = &mut tables[(i + 1) * stride..][..page_count];
             table.fill_with(|| free.pop().expect("pages for all") as u32);
             let length = (start + count) as usize;
-            let k = element.rounded(&kit.random(length * kv * dim, 1.0));
-            let v = element.rounded(&kit.random(length * kv * dim, 1.0));
+            let k = rounded(&kit.random(length * kv * dim, 1.0), element, cached);
+            let v = rounded(&kit.random(length * kv * dim, 1.0), element, cached);
             for (at, (k, v)) in k.chunks(dim).zip(v.chunks(dim)).enumerate() {
                 let (position, head) = (at / kv, at % kv);
                 let page = table[position / page_size] as usize;
@@ -128,14 +148,14 @@ impl World {
         }
         qkv.resize((rows + PADDING) * row_width, f32::NAN);
         let sinks = kit.upload(&sinks, Element::F32)?;
-        let (keys, values) = (kit.upload(&keys, element)?, kit.upload(&values, element)?);
-        let scale = 1.0 / (dim as f32).sqrt();
+        let (keys, values) = (upload(kit, &keys, element, cached)?, upload(kit, &values, element, cached)?);
+        let scale = shape.scale();
         let address = if shape.has_sinks { sinks.address() } else { Address::NULL };
         Ok(Self {
-            name: format!("{element:?} {shape:?} {mix:?}"),
+            name: format!("{} {shape:?} {mix:?}", cached.suffix(element)),
             element,
             heads: AttendHeads { q, kv, head_dim: dim, scale, window: shape.window, sinks: address },
-            cache: CacheLayer { keys: keys.address(), values: values.address(), page_size },
+            cache: CacheLayer { keys: keys.address(), values: values.address(), page_size, element: cached },
             pages,
             spans,
             rows,
@@ -181,10 +201,34 @@ impl World {
     }
 }
 
+/// `values` as the cache gives them back.
+fn rounded(values: &[f32], element: Element, cached: KvElement) -> Vec<f32> {
+    match cached {
+        KvElement::Own => element.rounded(values),
+        KvElement::E4M3 => quant::dequantize_bytes(CODES, &quant::quantize(CODES, values)),
+    }
+}
+
+fn upload(kit: &Kit, values: &[f32], element: Element, cached: KvElement) -> Result<DeviceMem, CudaError> {
+    match cached {
+        KvElement::Own => kit.upload(values, element),
+        KvElement::E4M3 => kit.upload_bytes(&quant::quantize(CODES, values)),
+    }
+}
+
+const CODES: DType = DType::F8_E4M3;
+
 /// One row: `[q * dim]` in f64.
-fn reference(shape: Shape, row: &[f32], k: &[f32], v: &[f32], position: usize, sinks: &[f32]) -> Vec<f64> {
+pub(crate) fn reference(
+    shape: Shape,
+    row: &[f32],
+    k: &[f32],
+    v: &[f32],
+    position: usize,
+    sinks: &[f32],
+) -> Vec<f64> {
     let (q, kv, dim) = shape.heads;
-    let scale = f64::from(1.0 / (dim as f32).sqrt());
+    let scale = f64::from(shape.scale());
     let first = if shape.window == 0 { 0 } else { (position + 1).saturating_sub(shape.window) };
     let mut out = vec![0.0; q * dim];
     for (head, (query, out)) in row.chunks(dim).zip(out.chunks_mut(dim)).enumerate() {
@@ -208,7 +252,7 @@ fn reference(shape: Shape, row: &[f32], k: &[f32], v: &[f32], position: usize, s
 }
 
 /// bf16 keeps 8 bits, of weights and of the result: about 2^-9 each where errors do not average out.
-fn bound(element: Element) -> f64 {
+pub(crate) fn bound(element: Element) -> f64 {
     if element == Element::F32 { 2e-6 } else { 6e-3 }
 }
 
@@ -279,7 +323,8 @@ fn run(
 
 fn check_all(kit: &mut Kit, world: &World) -> Result<(), CudaError> {
     check_simple(kit, world)?;
-    let kernels = AttendKernels::new(kit.device.properties(), world.element, &world.heads);
+    let kernels =
+        AttendKernels::new(kit.device.properties(), world.element, world.cache.element, &world.heads);
     let Some(spec) = kernels.work(world.heads.window, false) else { return Ok(()) };
     let out = run(kit, world, &kernels, spec, &world.spans)?;
     judge(kit, world, "tiles and pieces", &out)?;
@@ -310,10 +355,11 @@ fn check_all(kit: &mut Kit, world: &World) -> Result<(), CudaError> {
     Ok(())
 }
 
-fn an_empty_list_writes_nothing(kit: &mut Kit) -> Result<(), CudaError> {
-    let shape = Shape { heads: (8, 2, 128), page_size: 64, window: 0, has_sinks: false };
-    let world = World::new(kit, shape, &[(3, 20)], Element::BF16)?;
-    let kernels = AttendKernels::new(kit.device.properties(), world.element, &world.heads);
+fn an_empty_list_writes_nothing(kit: &mut Kit, cached: KvElement) -> Result<(), CudaError> {
+    let shape = Shape { heads: (8, 2, 128), page_size: 64, window: 0, has_sinks: false, doubled: 0 };
+    let world = World::new(kit, shape, &[(3, 20)], (Element::BF16, cached))?;
+    let kernels =
+        AttendKernels::new(kit.device.properties(), world.element, world.cache.element, &world.heads);
     let spec = kernels.work(0, false).expect("there are kernels for lists");
     let header = kit.header(&[(0, world.rows as u32)])?;
     let out = world.poisoned(kit)?;

@@ -1,7 +1,10 @@
 //! Products of cuBLASLt.
 
 use crate::kit::Kit;
-use atom_cuda::{Blas, CudaError, Element, Product, SumOrder};
+use atom_cuda::launch::linear_rows::{self, RowsCut};
+use atom_cuda::launch::linear_small::{SmallOperands, SmallOut, SmallProduct};
+use atom_cuda::launch::rows::RowExtent;
+use atom_cuda::{Address, Blas, CudaError, DeviceMem, Element, Product, SumOrder};
 
 pub(crate) fn checks(kit: &mut Kit) -> Result<(), CudaError> {
     let blas = Blas::new(&kit.cublaslt, &kit.device, SumOrder::Fastest, None)?;
@@ -58,27 +61,7 @@ fn fixed_order(kit: &mut Kit) -> Result<(), CudaError> {
         let x = half(kit, FIXED_DISTINCT, -1.0).repeat(FIXED_ROWS_MAX.div_ceil(FIXED_DISTINCT));
         let (x, w) = (kit.upload(&x, element)?, kit.upload(&w, element)?);
         let mut first: Option<Vec<u32>> = None;
-        for rows in [
-            FIXED_DISTINCT,
-            1,
-            2,
-            3,
-            4,
-            8,
-            12,
-            16,
-            17,
-            24,
-            32,
-            48,
-            64,
-            72,
-            128,
-            200,
-            256,
-            1024,
-            FIXED_ROWS_MAX,
-        ] {
+        for &rows in FIXED_ROWS {
             let product = Product { rows, inputs, outputs, element, out: out_element, adds: false };
             let out = kit.poisoned(rows * outputs, out_element)?;
             // SAFETY: the arrays have at least the product's sizes and live until they are read back.
@@ -97,9 +80,51 @@ fn fixed_order(kit: &mut Kit) -> Result<(), CudaError> {
                 ),
             );
         }
+        if element == bf16 && kit.device.properties().capability == (9, 0) {
+            let expected = first.expect("there are rows");
+            let cuts =
+                [(1, 1, 8), (7, 2, 8), (16, 1, 16), (16, 2, 8), (24, 1, 32), (64, 1, 64), (128, 2, 64)];
+            for (rows, cluster, each) in cuts {
+                let cut = RowsCut::with(cluster, each);
+                let found = few_rows(kit, (rows, inputs, outputs), out_element, cut, (&x, &w))?;
+                let differ = (0..found.len()).filter(|&i| found[i] != expected[i % expected.len()]).count();
+                let name = format!("bits of {rows} rows, {inputs} x {outputs}, by {cut:?}");
+                kit.check(&name, differ == 0, &format!("{differ} of {} differ from cuBLASLt's", found.len()));
+            }
+        }
     }
     Ok(())
 }
+
+/// The bits of a product by the kernel for few rows.
+fn few_rows(
+    kit: &mut Kit,
+    (rows, inputs, outputs): (usize, usize, usize),
+    out_element: Element,
+    cut: RowsCut,
+    (x, w): (&DeviceMem, &DeviceMem),
+) -> Result<Vec<u32>, CudaError> {
+    let out = if out_element == Element::F32 { SmallOut::F32 } else { SmallOut::Activations };
+    let product = SmallProduct { rows, inputs, outputs, norms: false, out };
+    kit.load(&[cut.program(out)])?;
+    let header = kit.header(&[(0, rows as u32)])?;
+    let memory = kit.poisoned(rows * outputs, out_element)?;
+    let operands = SmallOperands {
+        weight: w.address(),
+        bias: Address::NULL,
+        norm: (Address::NULL, 0.0),
+        x: x.address(),
+        out: memory.address(),
+    };
+    let extent = RowExtent::rows(header.address(), rows);
+    // SAFETY: the arrays have at least the product's sizes and live until they are read back.
+    unsafe { linear_rows::multiply(&kit.queue(), &product, cut, &operands, extent) }?;
+    Ok(kit.download(&memory, out_element)?.iter().map(|value| value.to_bits()).collect())
+}
+
+/// Rows of the products.
+const FIXED_ROWS: &[usize] =
+    &[FIXED_DISTINCT, 1, 2, 3, 4, 8, 12, 16, 17, 24, 32, 48, 64, 72, 128, 200, 256, 1024, FIXED_ROWS_MAX];
 
 /// Rows that are not copies of others: odd, so that copies lie at all places of a tile.
 const FIXED_DISTINCT: usize = 7;

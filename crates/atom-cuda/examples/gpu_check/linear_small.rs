@@ -141,9 +141,13 @@ fn one(kit: &mut Kit, product: SmallProduct, rows: &Rows, cut: Option<RowsCut>) 
             expected.extend(sums.iter().zip(before).map(|(y, &b)| y + f64::from(b)));
         }
     }
-    // Where this kernel stands for two, what the first would hand on is rounded.
-    let is_rounded = cut.is_some() && out == SmallOut::Residual;
-    let bound = bound(if is_rounded { Element::BF16 } else { out_element });
+    // Where `linear_rows` stands for two kernels, what the first would hand on is rounded. Sums of wgmma keep fewer bits
+    // than those of mma: 4e-6 at 4,096 inputs, where cuBLASLt's have the same.
+    let bound = match (cut, out) {
+        (None, _) | (_, SmallOut::Activations) => bound(out_element),
+        (_, SmallOut::F32) => 1e-5,
+        (_, SmallOut::Residual | SmallOut::GatedSilu) => 8e-3,
+    };
     rows.near(kit, &format!("{product:?}, {cut:?}, bias {has_bias}"), &found, &expected, bound);
     Ok(())
 }

@@ -1,11 +1,16 @@
 //! Checks of every kernel on a GPU against references on the CPU, with fresh random inputs.
 //!
-//! `gpu_check [FAMILY ..]` runs all families or those named; `ATOM_CHECK_SEED` repeats a run. Ends in
-//! `N passed, N failed`.
+//! `gpu_check [FAMILY ..]` runs all families or those named (`fp8_bench` and `experts_bench`, which check nothing and print
+//! times, only if they are named); `ATOM_CHECK_SEED` repeats a run. Ends in `N passed, N failed`.
 
 mod attend;
+mod attend_few;
 mod blas;
 mod experts;
+mod experts_bench;
+mod experts_fp8;
+mod fp8;
+mod fp8_bench;
 mod kit;
 mod linear_small;
 mod norm;
@@ -26,6 +31,7 @@ const FAMILIES: &[(&str, Checks)] = &[
     ("step", step::checks),
     ("blas", blas::checks),
     ("linear_small", linear_small::checks),
+    ("fp8", fp8::checks),
     ("linear_rows", linear_small::checks_of_rows),
     ("rows", rows::checks),
     ("norm", norm::checks),
@@ -33,16 +39,23 @@ const FAMILIES: &[(&str, Checks)] = &[
     ("route", route::checks),
     ("router_few", router_few::checks),
     ("attend", attend::checks),
+    ("attend_few", attend_few::checks),
     ("experts", experts::checks),
+    ("experts_fp8", experts_fp8::checks),
     ("sample", sample::checks),
 ];
 
+const BENCHES: &[(&str, Checks)] =
+    &[("fp8_bench", fp8_bench::bench), ("experts_bench", experts_bench::bench)];
+
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
-    if let Some(unknown) = wanted.iter().find(|name| FAMILIES.iter().all(|(known, _)| known != name)) {
+    if let Some(unknown) =
+        wanted.iter().find(|name| FAMILIES.iter().chain(BENCHES).all(|(known, _)| known != name))
+    {
         eprintln!(
             "no family {unknown}; there are {:?}",
-            FAMILIES.iter().map(|(name, _)| name).collect::<Vec<_>>()
+            FAMILIES.iter().chain(BENCHES).map(|(name, _)| name).collect::<Vec<_>>()
         );
         return ExitCode::FAILURE;
     }
@@ -59,6 +72,11 @@ fn main() -> ExitCode {
     for (name, checks) in FAMILIES {
         if wanted.is_empty() || wanted.iter().any(|wanted| wanted == name) {
             kit.family(name, *checks);
+        }
+    }
+    for (name, bench) in BENCHES {
+        if wanted.iter().any(|wanted| wanted == name) {
+            kit.family(name, *bench);
         }
     }
     let (passed, failed) = kit.score();

@@ -3,7 +3,8 @@
 use crate::kit::Kit;
 use crate::rows::{Rows, bound};
 use atom_cuda::launch::rope::{self, CacheLayer, HeadNorms, Heads, Places};
-use atom_cuda::{Address, CudaError, Element};
+use atom_cuda::{Address, CudaError, DeviceMem, Element, KvElement};
+use atom_weights::{DType, quant};
 
 /// q heads, kv heads, elements of a head, rotated ones.
 const SHAPES: &[(usize, usize, usize, usize)] = &[
@@ -20,20 +21,20 @@ const SHAPES: &[(usize, usize, usize, usize)] = &[
     (4, 1, 64, 0),
 ];
 
-struct Case {
-    heads: Heads,
-    frequencies: Vec<f32>,
-    norms: Option<(Vec<f32>, Vec<f32>)>,
-    positions: Vec<u32>,
+pub(crate) struct Case {
+    pub(crate) heads: Heads,
+    pub(crate) frequencies: Vec<f32>,
+    pub(crate) norms: Option<(Vec<f32>, Vec<f32>)>,
+    pub(crate) positions: Vec<u32>,
 }
 
 pub(crate) fn checks(kit: &mut Kit) -> Result<(), CudaError> {
     for element in [Element::F32, Element::BF16] {
-        for &shape in SHAPES {
+        for (&shape, cached) in SHAPES.iter().flat_map(|s| [(s, KvElement::Own), (s, KvElement::E4M3)]) {
             for (pairs, has_norms, count, page_size) in
                 [(false, false, 37, 16), (true, true, 1, 16), (false, true, 300, 64), (true, false, 3, 48)]
             {
-                one(kit, element, shape, (pairs, has_norms), count, page_size)?;
+                one(kit, (element, cached), shape, (pairs, has_norms), count, page_size)?;
             }
         }
     }
@@ -42,7 +43,7 @@ pub(crate) fn checks(kit: &mut Kit) -> Result<(), CudaError> {
 
 fn one(
     kit: &mut Kit,
-    element: Element,
+    (element, cached): (Element, KvElement),
     (q, kv, head_dim, dim): (usize, usize, usize, usize),
     (pairs, has_norms): (bool, bool),
     count: usize,
@@ -69,11 +70,11 @@ fn one(
     let (x, qkv) = rows.fill(kit, width, 2.0, element)?;
     let position_memory = kit.upload_words(&positions)?;
     let row_memory = kit.upload_words(&cache_rows)?;
-    let keys = kit.poisoned(places * kv * head_dim, element)?;
-    let values = kit.poisoned(places * kv * head_dim, element)?;
+    let [keys, values] = [(); 2].map(|()| poisoned(kit, places * kv * head_dim, element, cached));
+    let (keys, values) = (keys?, values?);
     let frequency_address = if dim > 0 { frequency_memory.address() } else { Address::NULL };
     let heads = Heads { q, kv, head_dim, dim, pairs, magnitude: 1.25, frequencies: frequency_address };
-    let cache = CacheLayer { keys: keys.address(), values: values.address(), page_size };
+    let cache = CacheLayer { keys: keys.address(), values: values.address(), page_size, element: cached };
     let norm_addresses =
         norm_memory.as_ref().map(|(q, k)| HeadNorms { q: q.address(), k: k.address(), eps: EPS });
     let step = Places { positions: position_memory.address(), cache_rows: row_memory.address() };
@@ -84,7 +85,8 @@ fn one(
     }?;
     let case = Case { heads, frequencies, norms, positions };
     let name = format!(
-        "{element:?}, {q} + {kv} heads of {head_dim}, {dim} turn, pairs {pairs}, norms {has_norms}, {count} rows"
+        "{}, {q} + {kv} heads of {head_dim}, {dim} turn, pairs {pairs}, norms {has_norms}, {count} rows",
+        cached.suffix(element)
     );
     let found = kit.download(&qkv, element)?;
     let expected: Vec<Vec<f64>> = (0..count).map(|row| case.row(row, &x[row * width..][..width])).collect();
@@ -93,7 +95,10 @@ fn one(
     let wanted: Vec<f64> = expected.iter().flat_map(|row| row[..q * head_dim].to_vec()).collect();
     kit.near(&format!("q {name}"), &found, &wanted, bound(element));
     for (what, memory, first) in [("k", &keys, q), ("v", &values, q + kv)] {
-        let mut found = kit.download(memory, element)?;
+        let mut found = match cached {
+            KvElement::Own => kit.download(memory, element)?,
+            KvElement::E4M3 => quant::dequantize_bytes(DType::F8_E4M3, &kit.download_bytes(memory)?),
+        };
         let (mut written, mut wanted) = (Vec::new(), Vec::new());
         for (row, expected) in expected.iter().enumerate() {
             let (page, offset) = (cache_rows[row] as usize / page_size, cache_rows[row] as usize % page_size);
@@ -104,16 +109,37 @@ fn one(
                 found[place..][..head_dim].fill(f32::NAN);
             }
         }
-        let bound = if what == "v" { 0.0 } else { bound(element) };
-        kit.near(&format!("{what} {name}"), &written, &wanted, bound);
+        match (cached, what) {
+            (KvElement::Own, "v") => kit.near(&format!("v {name}"), &written, &wanted, 0.0),
+            (KvElement::Own, _) => kit.near(&format!("{what} {name}"), &written, &wanted, bound(element)),
+            (KvElement::E4M3, _) => nearest_codes(kit, &format!("{what} {name}"), &written, &wanted),
+        }
         kit.untouched(&format!("other places of {what} {name}"), &found, 0);
     }
     Ok(())
 }
 
+fn poisoned(kit: &Kit, count: usize, element: Element, cached: KvElement) -> Result<DeviceMem, CudaError> {
+    let memory = DeviceMem::new(&kit.device, count * cached.bytes(element))?;
+    memory.fill(&kit.stream, 0, memory.bytes(), 0xff)?;
+    Ok(memory)
+}
+
+/// Every number must be that of the nearest code, or of one that is as near but for the f32 that was rounded.
+fn nearest_codes(kit: &mut Kit, name: &str, found: &[f32], wanted: &[f64]) {
+    let near = |wanted: f64| {
+        let slack = 1e-5 * wanted.abs() + 1e-6;
+        let around = [wanted - slack, wanted + slack].map(|x| x as f32);
+        quant::dequantize_bytes(DType::F8_E4M3, &quant::quantize(DType::F8_E4M3, &around))
+    };
+    let wrong = found.iter().zip(wanted).position(|(found, &wanted)| !near(wanted).contains(found));
+    let detail = wrong.map_or(String::new(), |i| format!("place {i}: {} for {}", found[i], wanted[i]));
+    kit.check(name, wrong.is_none() && found.len() == wanted.len(), &detail);
+}
+
 impl Case {
     /// All heads of a row after norms and rotation, in f64.
-    fn row(&self, row: usize, x: &[f32]) -> Vec<f64> {
+    pub(crate) fn row(&self, row: usize, x: &[f32]) -> Vec<f64> {
         let Heads { q, kv, head_dim, dim, pairs, magnitude, .. } = self.heads;
         let mut out: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
         for (index, head) in out.chunks_mut(head_dim).enumerate().take(q + kv) {
@@ -139,4 +165,4 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-const EPS: f32 = 1e-6;
+pub(crate) const EPS: f32 = 1e-6;

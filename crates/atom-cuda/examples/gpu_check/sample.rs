@@ -115,6 +115,7 @@ impl Lane {
         logits: &[f32],
         patience_ms: u32,
     ) -> Result<(), CudaError> {
+        self.arrays.clear();
         let (mut records, mut entries) = (vec![0; 16 * self.out_rows], vec![0; 8 * 1024 * self.out_rows]);
         if let Some(part) = self.tables.update(out, &mut records, &mut entries) {
             let (records, entries) = (kit.upload_bytes(&records)?, kit.upload_bytes(&entries)?);
@@ -144,7 +145,7 @@ impl Lane {
         };
         // SAFETY: all arrays have the lane's sizes and live until the results are read.
         unsafe { sample::sample(&kit.queue(), &self.at, self.memory.address(), &step, self.out_rows)? };
-        // They live until the step has ended.
+        // They live until the next step: to give one back would wait for this one, and it for its masks.
         self.arrays = vec![logits, records, header];
         Ok(())
     }

@@ -7,15 +7,16 @@
 
 use super::{CudaBackend, early};
 use crate::device::{Event, Stream};
+use crate::element::KvElement;
 use crate::error::CudaError;
-use crate::fuse::{Step, fuse};
+use crate::fuse::{AddedExperts, Step, fuse};
 use crate::graph::Graph;
 use crate::kernels::Queue;
 use crate::launch::linear_small::SmallOut;
 use crate::memory::DeviceMem;
 use crate::record::Capture;
 use crate::weights::{Loaded, Shelf};
-use atom_ops::{Op, OpsError, Recording, StepInputs, Weight};
+use atom_ops::{AttentionSpec, Op, OpsError, Recording, StepInputs, Weight};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Operators of one kind: of one name and, for products, one size.
@@ -54,39 +55,37 @@ impl CudaBackend {
         self.bind()?;
         let reserved = self.reserved.as_ref().ok_or_else(|| early("time_operators"))?;
         let (element, order) = (self.shelf.element(), self.blas.order());
-        let steps = fuse(recording, element, order, self.gpu.device.properties());
+        let codes = |weight| self.shelf.codes(weight);
+        let few = reserved.attention.few.as_ref();
+        let steps = fuse(recording, element, order, codes, self.gpu.device.properties(), few);
         let capture = Capture {
             queue: Queue { kernels: &self.gpu.kernels, stream: &self.stream },
             blas: &self.blas,
+            fp8_blas: &self.fp8_blas,
             shelf: &self.shelf,
             weights: self.weights.address(),
             weights_bytes: self.weights.bytes(),
             reserved,
         };
-        let clock = Clock::new(&self.stream)?;
-        let time_of = |count: usize| -> Result<f64, OpsError> {
-            Ok(clock.graph_us(&capture.first_steps(recording, &steps, count)?)?)
-        };
-        let mut seen: BTreeMap<usize, f64> = BTreeMap::new();
-        for at in taken_apart(&steps) {
-            for count in [at, at + 1] {
-                if !seen.contains_key(&count) {
-                    seen.insert(count, time_of(count)?);
-                }
-            }
-        }
+        let counts: BTreeSet<usize> =
+            taken_apart(&steps).into_iter().flat_map(|at| [at, at + 1]).chain([steps.len()]).collect();
+        let graph = |&count: &usize| capture.first_steps(recording, &steps, count);
+        let graphs: Vec<Graph> = counts.iter().map(graph).collect::<Result<_, _>>()?;
+        let times = graphs_us(&self.stream, &graphs)?;
+        let seen: BTreeMap<usize, f64> = counts.into_iter().zip(times).collect();
         let positions = inputs.spans.iter().map(|span| u64::from(span.start + span.rows)).sum();
-        let sizes = Bytes { shelf: &self.shelf, positions, experts_read };
+        let cached_bytes = KvElement::from(reserved.reserve.kv_dtype).bytes(element);
+        let sizes = Bytes { shelf: &self.shelf, positions, cached_bytes, experts_read };
         let operators = by_kind(&steps, &seen, |step| kind(&self.shelf, step), |step| sizes.of(step));
-        let whole_us = seen.get(&steps.len()).copied().map_or_else(|| time_of(steps.len()), Ok)?;
-        Ok(StepTimes { operators, whole_us, copy_bytes_per_us: clock.copy_bytes_per_us()? })
+        let (whole_us, copy_bytes_per_us) = (seen[&steps.len()], copy_bytes_per_us(&self.stream)?);
+        Ok(StepTimes { operators, whole_us, copy_bytes_per_us })
     }
 }
 
 /// Which steps are timed: all up to the first layer's attention, layers in the middle, all from the last one's attention
 /// on. The first of them is what a step begins with, and comes with number 0 of what follows.
 fn taken_apart(steps: &[Step<'_>]) -> BTreeSet<usize> {
-    let is_attention = |step: &Step<'_>| matches!(step, Step::Op(Op::Attend { .. }));
+    let is_attention = |step: &Step<'_>| matches!(step, Step::Op(Op::Attend { .. }) | Step::Attend(_));
     let layers: Vec<usize> = (0..steps.len()).filter(|&at| is_attention(&steps[at])).collect();
     if layers.len() <= LAYERS_TAKEN + 2 {
         return (0..steps.len()).collect();
@@ -135,17 +134,19 @@ fn kind(shelf: &Shelf, step: &Step<'_>) -> String {
         Ok(Loaded::Matrix { outputs, inputs, .. }) => format!("{inputs} to {outputs}"),
         _ => String::new(),
     };
+    let product = |kind: &str, norms: bool, weight: Weight, out: SmallOut| {
+        let norm = if norms { "norm, " } else { "" };
+        let out = match out {
+            SmallOut::Residual => ", add",
+            SmallOut::GatedSilu => ", SiLU",
+            SmallOut::Activations | SmallOut::F32 => "",
+        };
+        format!("{norm}{kind}linear {}{out}", sizes(weight))
+    };
     match step {
         Step::Op(Op::Linear { weight, .. }) => format!("linear {}", sizes(*weight)),
-        Step::Product(fused) => {
-            let norm = if fused.norm.is_some() { "norm, " } else { "" };
-            let out = match fused.product.out {
-                SmallOut::Residual => ", add",
-                SmallOut::GatedSilu => ", SiLU",
-                SmallOut::Activations | SmallOut::F32 => "",
-            };
-            format!("{norm}linear {}{out}", sizes(fused.weight))
-        }
+        Step::Product(fused) => product("", fused.norm.is_some(), fused.weight, fused.product.out),
+        Step::Fp8(fused) => product("FP8 ", fused.norm.is_some(), fused.weight, fused.product.out),
         _ => step.name().into(),
     }
 }
@@ -155,85 +156,89 @@ struct Bytes<'a> {
     shelf: &'a Shelf,
     /// Of the cache, over all requests.
     positions: u64,
+    /// Of one number there.
+    cached_bytes: usize,
     experts_read: f64,
 }
 
 impl Bytes<'_> {
+    fn cache(&self, spec: &AttentionSpec) -> u64 {
+        self.positions * (2 * spec.kv_heads * spec.head_dim * self.cached_bytes) as u64
+    }
+
     fn of(&self, step: &Step<'_>) -> u64 {
-        let element = self.shelf.element().bytes() as u64;
         let matrix = |weight: Weight| match self.shelf.loaded(weight) {
             Ok(Loaded::Matrix { outputs, inputs, .. } | Loaded::Experts { outputs, inputs, .. }) => {
-                (outputs * inputs) as u64 * element
+                // A code is a byte.
+                let element = self.shelf.codes(weight).map_or(self.shelf.element().bytes(), |_| 1);
+                (outputs * inputs * element) as u64
             }
             _ => 0,
         };
         match step {
             Step::Op(Op::Linear { weight, .. }) => matrix(*weight),
             Step::Product(fused) => matrix(fused.weight),
-            Step::Op(Op::Experts { gate_up, down, .. }) => {
+            Step::Fp8(fused) => matrix(fused.weight),
+            Step::Router(routed) => matrix(routed.weight),
+            Step::Op(Op::Experts { gate_up, down, .. })
+            | Step::Experts(AddedExperts { op: Op::Experts { gate_up, down, .. }, .. }) => {
                 (self.experts_read * (matrix(*gate_up) + matrix(*down)) as f64) as u64
             }
-            Step::Op(Op::Attend { spec, .. }) => {
-                self.positions * 2 * (spec.kv_heads * spec.head_dim) as u64 * element
-            }
+            Step::Op(Op::Attend { spec, .. }) => self.cache(spec),
+            Step::Attend(few) => self.cache(few.spec),
             _ => 0,
         }
     }
 }
 
-/// Times what a stream does.
-struct Clock<'a> {
-    stream: &'a Stream,
-    start: Event,
-    end: Event,
+/// Medians of the times of graphs. Round after round all of them run one behind the other, so that a clock that
+/// changes changes all of them; the host is always ahead.
+fn graphs_us(stream: &Stream, graphs: &[Graph]) -> Result<Vec<f64>, CudaError> {
+    let marks: Vec<Event> = (0..=graphs.len()).map(|_| stream.device().event()).collect::<Result<_, _>>()?;
+    let round = || -> Result<Vec<f64>, CudaError> {
+        stream.mark(&marks[0])?;
+        for (graph, mark) in graphs.iter().zip(&marks[1..]) {
+            graph.launch(stream)?;
+            stream.mark(mark)?;
+        }
+        marks[graphs.len()].wait()?;
+        marks.windows(2).map(|pair| Ok(f64::from(pair[1].since_ms(&pair[0])?) * 1e3)).collect()
+    };
+    let warm: f64 = round()?.iter().sum();
+    let rounds = ((ROUNDS_US / warm) as usize).clamp(ROUNDS_MIN, ROUNDS_MAX);
+    let seen: Vec<Vec<f64>> = (0..rounds).map(|_| round()).collect::<Result<_, _>>()?;
+    let median = |at: usize| {
+        let mut times: Vec<f64> = seen.iter().map(|round| round[at]).collect();
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 2]
+    };
+    Ok((0..graphs.len()).map(median).collect())
 }
 
-impl<'a> Clock<'a> {
-    fn new(stream: &'a Stream) -> Result<Self, CudaError> {
-        Ok(Self { stream, start: stream.device().event()?, end: stream.device().event()? })
+/// Of a copy within the GPU's memory, reading and writing counted.
+fn copy_bytes_per_us(stream: &Stream) -> Result<f64, CudaError> {
+    let device = stream.device();
+    let (from, to) = (DeviceMem::new(device, COPY_BYTES)?, DeviceMem::new(device, COPY_BYTES)?);
+    // Not zeros, which some memories move faster.
+    from.fill(stream, 0, COPY_BYTES, 0x5a)?;
+    let (start, end) = (device.event()?, device.event()?);
+    let mut fastest_ms = f64::INFINITY;
+    for _ in 0..COPIES {
+        stream.mark(&start)?;
+        to.copy(stream, &from)?;
+        stream.mark(&end)?;
+        end.wait()?;
+        fastest_ms = fastest_ms.min(f64::from(end.since_ms(&start)?));
     }
-
-    fn us(&self, work: &mut dyn FnMut() -> Result<(), CudaError>) -> Result<f64, CudaError> {
-        self.stream.mark(&self.start)?;
-        work()?;
-        self.stream.mark(&self.end)?;
-        self.end.wait()?;
-        Ok(f64::from(self.end.since_ms(&self.start)?) * 1e3)
-    }
-
-    /// The median time of some launches, one behind the other.
-    fn graph_us(&self, graph: &Graph) -> Result<f64, CudaError> {
-        graph.launch(self.stream)?;
-        let once = self.us(&mut || graph.launch(self.stream))?;
-        let launches = ((ROUND_US / once) as usize).clamp(2, 50);
-        let mut times = Vec::with_capacity(ROUNDS);
-        for _ in 0..ROUNDS {
-            let round = self.us(&mut || (0..launches).try_for_each(|_| graph.launch(self.stream)))?;
-            times.push(round / launches as f64);
-        }
-        times.sort_by(f64::total_cmp);
-        Ok(times[ROUNDS / 2])
-    }
-
-    /// Reading and writing counted.
-    fn copy_bytes_per_us(&self) -> Result<f64, CudaError> {
-        let device = self.stream.device();
-        let (from, to) = (DeviceMem::new(device, COPY_BYTES)?, DeviceMem::new(device, COPY_BYTES)?);
-        // Not zeros, which some memories move faster.
-        from.fill(self.stream, 0, COPY_BYTES, 0x5a)?;
-        let mut fastest = f64::INFINITY;
-        for _ in 0..COPIES {
-            fastest = fastest.min(self.us(&mut || to.copy(self.stream, &from))?);
-        }
-        Ok(2.0 * COPY_BYTES as f64 / fastest)
-    }
+    Ok(2.0 * COPY_BYTES as f64 / fastest_ms / 1e3)
 }
 
 /// Layers that are taken apart: their mean is a layer's time.
 const LAYERS_TAKEN: usize = 4;
-/// Launches of one graph that are timed together, and how often.
-const ROUND_US: f64 = 4000.0;
-const ROUNDS: usize = 5;
+/// Rounds over all graphs: as many as that takes, within bounds.
+const ROUNDS_US: f64 = 3e6;
+const ROUNDS_MIN: usize = 5;
+const ROUNDS_MAX: usize = 41;
 /// Beyond any cache; there is as much beside what --gpu-memory-utilization leaves.
 const COPY_BYTES: usize = 512 << 20;
 const COPIES: usize = 10;

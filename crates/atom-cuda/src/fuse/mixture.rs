@@ -6,6 +6,7 @@ use crate::buffers::{Use, elements, uses};
 use crate::compile::Program;
 use crate::device::Properties;
 use crate::element::Element;
+use crate::fp8::Fp8Form;
 use crate::launch::experts::Experts;
 use crate::launch::norm::NORM_WIDTH_MAX;
 use crate::launch::router_few;
@@ -59,6 +60,8 @@ impl AddedExperts<'_> {
 pub(super) struct Mixtures<'a, 'p> {
     pub(super) recording: &'a Recording,
     pub(super) element: Element,
+    /// Which matrices are FP8.
+    pub(super) codes: &'p dyn Fn(Weight) -> Option<Fp8Form>,
     pub(super) properties: &'p Properties,
 }
 
@@ -73,7 +76,7 @@ impl<'a> Mixtures<'a, '_> {
             let Some(Step::Op(&Op::AddNorm { residual, x, weight, eps, out })) = steps[reader] else {
                 continue;
             };
-            let Some(shape) = experts_shape(self.recording, op, self.element) else { continue };
+            let Some(shape) = experts_shape(self.recording, op, self.element, self.codes) else { continue };
             if x != sum || self.element != Element::BF16 || !is_left_alone(steps, index, reader, residual) {
                 continue;
             }

@@ -65,13 +65,16 @@ fn words(steps: &[Step<'_>]) -> Vec<String> {
             assert_eq!(fused.norm.is_some(), fused.product.norms);
             format!("{}{:?}", if fused.product.norms { "norm, " } else { "" }, fused.product.out)
         }
+        Step::Fp8(fused) => {
+            format!("{}Fp8 {:?}", if fused.norm.is_some() { "norm, " } else { "" }, fused.product.out)
+        }
         other => other.name().to_owned(),
     };
     steps.iter().map(word).collect()
 }
 
 fn all(recording: &Recording) -> Vec<String> {
-    words(&fuse_where(recording, Element::BF16, |_| true, None))
+    words(&fuse_where(recording, Element::BF16, |_| None, |_| true, None))
 }
 
 #[test]
@@ -89,16 +92,43 @@ fn a_dense_layer_is_four_products_with_attention_between() {
 }
 
 #[test]
+fn products_of_fp8_take_in_the_same_if_rows_are_few_and_a_norm_in_any_case() {
+    let layer = |rows| {
+        let mut layers = Layers::new(rows);
+        layers.attention(false);
+        layers.mlp();
+        let recording = layers.head();
+        words(&fuse_where(&recording, Element::BF16, |_| Some(Fp8Form::Channel), |_| false, None))
+    };
+    let head = ["norm", "pick rows", "Fp8 F32", "sample"];
+    let few = [
+        &["embed", "norm, Fp8 Activations", "rotate and cache", "attend", "Fp8 Residual"][..],
+        &["norm, Fp8 GatedSilu", "Fp8 Residual"],
+        &head,
+    ];
+    // Scales of outputs come in by a kernel behind the product up to 128 rows.
+    assert_eq!(layer(16), few.concat());
+    assert_eq!(layer(128), few.concat());
+    let many = [
+        &["embed", "norm, Fp8 Activations", "rotate and cache", "attend", "Fp8 Activations", "add and norm"]
+            [..],
+        &["Fp8 Activations", "gated SiLU", "Fp8 Activations", "add and norm"],
+        &head[1..],
+    ];
+    assert_eq!(layer(129), many.concat());
+}
+
+#[test]
 fn products_that_are_not_taken_stay_as_they_were_recorded() {
     let mut layers = Layers::new(4);
     layers.attention(false);
     layers.mlp();
     let recording = layers.head();
-    let steps = fuse_where(&recording, Element::BF16, |_| false, None);
+    let steps = fuse_where(&recording, Element::BF16, |_| None, |_| false, None);
     assert!(steps.iter().zip(recording.ops()).all(|(step, op)| *step == Step::Op(op)));
     assert_eq!(steps.len(), recording.ops().len());
     // Without norms in front the rest is taken in all the same.
-    let steps = fuse_where(&recording, Element::BF16, |product| !product.norms, None);
+    let steps = fuse_where(&recording, Element::BF16, |_| None, |product| !product.norms, None);
     let expected = [
         "embed",
         "norm",
@@ -167,4 +197,58 @@ fn a_residual_that_is_read_before_the_sum_keeps_its_own_addition() {
     layers.ops.add(other, layers.normed);
     let found = all(&layers.head());
     assert_eq!(found[..4], ["embed", "norm, Activations", "norm", "add and norm"]);
+}
+
+fn few() -> AttendFew {
+    let properties = Properties {
+        name: String::new(),
+        capability: (9, 0),
+        processors: 132,
+        shared_bytes_max: 232_448,
+        l2_bytes: 0,
+    };
+    let (sinks, scale) = (crate::memory::Address::NULL, 0.25);
+    let heads = crate::launch::attend::AttendHeads { q: 2, kv: 1, head_dim: 16, scale, window: 0, sinks };
+    AttendFew::new(&properties, Element::BF16, &heads, 64).expect("an H200 has it")
+}
+
+#[test]
+fn attention_of_few_rows_takes_in_norms_rope_and_cache() {
+    let mut layers = Layers::new(4);
+    layers.attention(false);
+    layers.mlp();
+    let (qkv, attended) = (layers.qkv, layers.attended);
+    let recording = layers.head();
+    let plain = fuse_where(&recording, Element::BF16, |_| None, |_| true, None);
+    let steps = fuse_attention(plain.clone(), &recording, Some(&few()));
+    assert_eq!(steps.len(), plain.len() - 1);
+    let found: Vec<_> = steps
+        .iter()
+        .filter_map(|step| match step {
+            Step::Attend(few) => Some((few.qkv, few.out, few.layer)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(found, [(qkv, attended, 0)]);
+    assert_eq!(fuse_attention(plain.clone(), &recording, None), plain, "no kernel, nothing fused");
+}
+
+#[test]
+fn attention_of_many_rows_stays_as_it_was() {
+    let mut layers = Layers::new(33);
+    layers.attention(false);
+    let recording = layers.head();
+    let plain = fuse_where(&recording, Element::BF16, |_| None, |_| true, None);
+    assert_eq!(fuse_attention(plain.clone(), &recording, Some(&few())), plain);
+}
+
+#[test]
+fn whoever_else_reads_heads_that_were_turned_keeps_them_apart() {
+    let mut layers = Layers::new(4);
+    layers.attention(false);
+    let qkv = layers.qkv;
+    layers.ops.add(qkv, qkv);
+    let recording = layers.head();
+    let plain = fuse_where(&recording, Element::BF16, |_| None, |_| true, None);
+    assert_eq!(fuse_attention(plain.clone(), &recording, Some(&few())), plain);
 }

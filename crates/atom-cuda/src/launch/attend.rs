@@ -2,7 +2,7 @@
 
 use crate::compile::Program;
 use crate::device::{Device, Properties};
-use crate::element::Element;
+use crate::element::{Element, KvElement};
 use crate::error::CudaError;
 use crate::kernels::Queue;
 use crate::launch::rope::CacheLayer;
@@ -57,6 +57,7 @@ pub struct AttendKernels {
     tiles: Option<u32>,
     /// attend_split.cu.
     split: Option<Split>,
+    cache: KvElement,
     group: u32,
     kv: u32,
 }
@@ -64,6 +65,7 @@ pub struct AttendKernels {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Split {
     width: u32,
+    cache: KvElement,
     /// `SMALL_SHARED`
     is_small: bool,
     /// Blocks that are resident at once.
@@ -88,17 +90,19 @@ pub struct TileMaps {
 }
 
 impl AttendKernels {
-    /// For activations and cache of `element`.
-    pub fn new(properties: &Properties, element: Element, heads: &AttendHeads) -> Self {
+    /// For activations of `element` and a cache of `cache`.
+    pub fn new(properties: &Properties, element: Element, cache: KvElement, heads: &AttendHeads) -> Self {
         let group = heads.q / heads.kv;
         assert!(group * heads.kv == heads.q && group > 0, "{heads:?}");
-        let is_fast = element == Element::BF16 && heads.head_dim.is_multiple_of(8);
+        // Sixteen bytes of a key or value go together.
+        let together = 16 / cache.bytes(element);
+        let is_fast = element == Element::BF16 && heads.head_dim.is_multiple_of(together);
         let width = |widths: &[u32]| {
             widths.iter().copied().find(|&width| is_fast && heads.head_dim <= width as usize)
         };
         let split = |width| {
             let mut split =
-                Split { width, is_small: properties.shared_bytes_max < SHARED_BYTES_LARGE, blocks: 0 };
+                Split { width, cache, is_small: properties.shared_bytes_max < SHARED_BYTES_LARGE, blocks: 0 };
             // A multiprocessor has what a block may have, and a little more that the driver takes from each.
             let fit = properties.shared_bytes_max / (split.shared_bytes() + SHARED_BYTES_DRIVER);
             split.blocks = properties.processors * fit.clamp(1, 2);
@@ -108,6 +112,7 @@ impl AttendKernels {
             tiles: width(&[64, 96, 128, 256])
                 .filter(|_| properties.capability == (9, 0) && group <= TILE_HEADS as usize),
             split: width(&[64, 128, 256]).map(split),
+            cache,
             group: group as u32,
             kv: heads.kv as u32,
         }
@@ -121,7 +126,7 @@ impl AttendKernels {
     /// What is to be loaded.
     pub fn programs(&self) -> Vec<Program> {
         let mut programs = vec![Program::plain("attend_simple")];
-        programs.extend(self.tiles.map(tile_program));
+        programs.extend(self.tiles.map(|width| tile_program(width, self.cache)));
         programs.extend(self.split.map(Split::program));
         programs
     }
@@ -178,8 +183,8 @@ struct Places {
 impl Split {
     fn program(self) -> Program {
         let width = format!("WIDTH={}", self.width);
-        let defines = if self.is_small { vec![width.as_str(), "SMALL_SHARED"] } else { vec![width.as_str()] };
-        Program::with("attend_split", &defines)
+        let small: &[&str] = if self.is_small { &["SMALL_SHARED"] } else { &[] };
+        Program::with("attend_split", &[&[width.as_str()], small, cache_defines(self.cache)].concat())
     }
 
     /// As in the kernel, like the next two.
@@ -201,8 +206,16 @@ impl Split {
     }
 }
 
-fn tile_program(width: u32) -> Program {
-    Program::with("attend_tiles", &[&format!("WIDTH={width}")])
+fn tile_program(width: u32, cache: KvElement) -> Program {
+    let width = format!("WIDTH={width}");
+    Program::with("attend_tiles", &[&[width.as_str()], cache_defines(cache)].concat())
+}
+
+fn cache_defines(cache: KvElement) -> &'static [&'static str] {
+    match cache {
+        KvElement::Own => &[],
+        KvElement::E4M3 => &["E4M3"],
+    }
 }
 
 /// Positions that a tile reads at a time.
@@ -211,19 +224,22 @@ fn tile_keys(width: u32) -> u32 {
 }
 
 /// As in the kernel.
-fn tile_shared_bytes(width: u32) -> u32 {
-    let stages = match width {
-        ..=64 => 4,
-        65..=128 => 3,
-        _ => 2,
+fn tile_shared_bytes(width: u32, cache: KvElement) -> u32 {
+    let (stages, incoming) = match (cache, width) {
+        (KvElement::Own, ..=64) => (4, 0),
+        (KvElement::Own, 65..=128) => (3, 0),
+        (KvElement::Own, _) => (2, 0),
+        (KvElement::E4M3, ..=64) => (3, 2),
+        (KvElement::E4M3, 65..=128) => (2, 2),
+        (KvElement::E4M3, _) => (2, 1),
     };
-    1280 + width.next_multiple_of(64) * (256 + 4 * stages * tile_keys(width))
+    1280 + width.next_multiple_of(64) * (256 + (4 * stages + 2 * incoming) * tile_keys(width))
 }
 
 /// Every row of the step by the plain kernel.
 ///
 /// # Safety
-/// The step's arrays and the cache are as [`AttendHeads`] and [`AttendStep`] say, of `element`; positions up to each
+/// The step's arrays are as [`AttendHeads`] and [`AttendStep`] say, of `element`, and the cache as it says; positions up to each
 /// row's own are in the cache and in the tables.
 pub unsafe fn simple(
     queue: &Queue<'_>,
@@ -254,7 +270,14 @@ pub unsafe fn simple(
         heads.scale.into(),
     ];
     // SAFETY: the caller's.
-    unsafe { queue.launch("attend_simple", &format!("attend_simple_{}", element.suffix()), launch, &args) }
+    unsafe {
+        queue.launch(
+            "attend_simple",
+            &format!("attend_simple_{}", cache.element.suffix(element)),
+            launch,
+            &args,
+        )
+    }
 }
 
 /// The rows in the step's tiles.
@@ -273,7 +296,8 @@ pub unsafe fn tiles(
 ) -> Result<(), CudaError> {
     let none = || CudaError::Unsupported(format!("tiles of {heads:?} on this GPU"));
     let (width, places) = kernels.tiles.zip(kernels.scratch(scratch)).ok_or_else(none)?;
-    let shared = tile_shared_bytes(width);
+    assert_eq!(cache.element, kernels.cache, "{heads:?}");
+    let shared = tile_shared_bytes(width, kernels.cache);
     let launch = Launch::new(queue.processors(), 384).shared(shared).overlapping();
     let args = [
         (&maps.q).into(),
@@ -295,7 +319,7 @@ pub unsafe fn tiles(
         heads.scale.into(),
     ];
     // SAFETY: the caller's.
-    unsafe { queue.launch_of(&tile_program(width), "attend_tiles_bf16", launch, &args) }
+    unsafe { queue.launch_of(&tile_program(width, kernels.cache), "attend_tiles_bf16", launch, &args) }
 }
 
 /// The rows in the step's pieces.
@@ -313,6 +337,7 @@ pub unsafe fn split(
 ) -> Result<(), CudaError> {
     let none = || CudaError::Unsupported(format!("pieces of {heads:?} on this GPU"));
     let (split, places) = kernels.split.zip(kernels.scratch(scratch)).ok_or_else(none)?;
+    assert_eq!(cache.element, kernels.cache, "{heads:?}");
     let launch = Launch::new(split.blocks, 32 * split.warps()).shared(split.shared_bytes()).overlapping();
     let args = [
         step.header.into(),
@@ -361,30 +386,27 @@ impl TileMaps {
         // Tiles are read in parts that lie in one page each.
         let granule = 1 << (cache.page_size as u32).trailing_zeros().min(tile_keys(width).trailing_zeros());
         let (dim, group) = (heads.head_dim as u64, kernels.group);
-        let bytes = 2 * dim;
-        let map = |address, sizes: &[u64], strides: &[u64], tile: &[u32]| {
-            TensorMap::new(
-                device,
-                &Tiling {
-                    address,
-                    element: MapElement::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                    sizes,
-                    strides,
-                    tile,
-                    swizzle: MapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-                },
-            )
+        let map = |address, element, sizes: &[u64], strides: &[u64], tile: &[u32], swizzle| {
+            TensorMap::new(device, &Tiling { address, element, sizes, strides, tile, swizzle })
         };
+        let (bf16, swizzled) =
+            (MapElement::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, MapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B);
         let queries = [dim, (heads.q + 2 * heads.kv) as u64, step.rows as u64];
-        let q = map(
-            step.qkv,
-            &queries,
-            &[bytes, 2 * heads.row_width() as u64],
-            &[64, group, TILE_HEADS / group],
-        )?;
+        let strides = [2 * dim, 2 * heads.row_width() as u64];
+        let q = map(step.qkv, bf16, &queries, &strides, &[64, group, TILE_HEADS / group], swizzled)?;
         let positions = [dim, (pages * heads.kv * cache.page_size) as u64];
-        let k = map(cache.keys, &positions, &[bytes], &[64, granule])?;
-        let v = map(cache.values, &positions, &[bytes], &[64, granule])?;
+        let cached = |address| match cache.element {
+            KvElement::Own => map(address, bf16, &positions, &[2 * dim], &[64, granule], swizzled),
+            KvElement::E4M3 => map(
+                address,
+                MapElement::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+                &positions,
+                &[dim],
+                &[64, granule],
+                MapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+            ),
+        };
+        let (k, v) = (cached(cache.keys)?, cached(cache.values)?);
         Ok(Self { q, k, v, granule })
     }
 }
@@ -418,6 +440,15 @@ mod tests {
     use super::*;
 
     fn kernels(capability: (i32, i32), shared: u32, element: Element, head_dim: usize) -> AttendKernels {
+        kernels_of(capability, shared, (element, KvElement::Own), head_dim)
+    }
+
+    fn kernels_of(
+        capability: (i32, i32),
+        shared: u32,
+        (element, cache): (Element, KvElement),
+        head_dim: usize,
+    ) -> AttendKernels {
         let properties = Properties {
             name: String::new(),
             capability,
@@ -426,7 +457,7 @@ mod tests {
             l2_bytes: 0,
         };
         let heads = AttendHeads { q: 32, kv: 8, head_dim, scale: 1.0, window: 0, sinks: Address::NULL };
-        AttendKernels::new(&properties, element, &heads)
+        AttendKernels::new(&properties, element, cache, &heads)
     }
 
     #[test]
@@ -441,15 +472,30 @@ mod tests {
         assert!(h200(Element::BF16, 100).is_empty());
         let ada = programs(kernels((8, 9), 101_376, Element::BF16, 64));
         assert_eq!(ada, ["attend_split -DWIDTH=64 -DSMALL_SHARED"]);
+        let codes = |capability, shared, element, head_dim| {
+            programs(kernels_of(capability, shared, (element, KvElement::E4M3), head_dim))
+        };
+        assert_eq!(
+            codes((9, 0), 232_448, Element::BF16, 80),
+            ["attend_tiles -DWIDTH=96 -DE4M3", "attend_split -DWIDTH=128 -DE4M3"]
+        );
+        assert_eq!(
+            codes((8, 9), 101_376, Element::BF16, 64),
+            ["attend_split -DWIDTH=64 -DSMALL_SHARED -DE4M3"]
+        );
+        assert!(codes((9, 0), 232_448, Element::BF16, 72).is_empty(), "72 bytes are no sixteens");
+        assert!(codes((9, 0), 232_448, Element::F32, 128).is_empty());
     }
 
     #[test]
     fn shared_memory_fits() {
         const SHARED_BYTES_H200: u32 = 227 << 10;
-        assert!([64, 96, 128, 256].iter().all(|&width| tile_shared_bytes(width) <= SHARED_BYTES_H200));
-        for width in [64, 128, 256] {
-            assert!(Split { width, is_small: false, blocks: 0 }.shared_bytes() <= SHARED_BYTES_H200);
-            assert!(Split { width, is_small: true, blocks: 0 }.shared_bytes() <= 99 << 10);
+        for cache in [KvElement::Own, KvElement::E4M3] {
+            assert!([64, 96, 128, 256].iter().all(|&w| tile_shared_bytes(w, cache) <= SHARED_BYTES_H200));
+            for width in [64, 128, 256] {
+                let split = |is_small| Split { width, cache, is_small, blocks: 0 }.shared_bytes();
+                assert!(split(false) <= SHARED_BYTES_H200 && split(true) <= 99 << 10);
+            }
         }
     }
 

@@ -1,14 +1,14 @@
 //! The experts of a layer: which kernels run is decided by the shape, once, when a bucket is recorded.
 
 mod combine;
-mod one;
+mod fp8;
 
 use self::combine::COMBINE_NORM_MAX;
-use self::one::{one_depth, one_program};
 use crate::compile::Program;
 use crate::device::{Device, Properties};
 use crate::element::Element;
 use crate::error::CudaError;
+use crate::fp8::Fp8Form;
 use crate::kernels::Queue;
 use crate::launch::norm::NormWeight;
 use crate::memory::Address;
@@ -33,8 +33,11 @@ pub struct ExpertsShape {
     pub hidden: usize,
     /// Columns of gate and of up, inputs of down.
     pub width: usize,
-    /// Type of x, weights and gated.
+    /// Type of x and gated, and of weights that are not FP8.
     pub element: Element,
+    /// How weights are scaled if they are FP8; x and gated are bf16 then, and hidden and width multiples of 16 (for blocks:
+    /// of 128).
+    pub fp8: Option<Fp8Form>,
 }
 
 /// The kernels that run a shape.
@@ -42,11 +45,6 @@ pub struct ExpertsShape {
 pub enum ExpertsPath {
     /// A warp for each dot product: f32, and sizes that are no multiples of 8.
     Simple,
-    /// A single row: one launch, whose blocks meet between the two products.
-    One {
-        /// Of the rings.
-        depth: usize,
-    },
     /// Two launches, each block sorts the choices for itself.
     Few {
         /// Of the rings of the first and the second product.
@@ -62,6 +60,11 @@ pub enum ExpertsPath {
     /// Grouped products on compute capability 9.0.
     Grouped {
         /// Blocks that share their weights: 2 where products are the time, 1 where reading the weights is.
+        cluster: usize,
+    },
+    /// As `Grouped`, of FP8 weights and for any number of rows.
+    Fp8 {
+        /// As there.
         cluster: usize,
     },
 }
@@ -86,12 +89,12 @@ pub struct ExpertsArrays {
     pub gate_up: Address,
     /// `[held, hidden, width]`
     pub down: Address,
+    /// f32 scales of gate_up and of down, of each expert as [`Fp8Form::scales`] says; not read if weights are not FP8.
+    pub scales: [Address; 2],
     /// Scratch, `[rows, top_k * width]`
     pub gated: Address,
     /// Scratch, [`Experts::workspace_bytes`]; layers may share it.
     pub workspace: Address,
-    /// A u32 that is 0 before the first launch: blocks meet at it, and leave it as it was.
-    pub meeting: Address,
     /// `[rows, hidden]` if it sums, else `[rows, top_k * hidden]`, of `out_element`
     pub out: Address,
     /// The shape's, or f32.
@@ -174,7 +177,7 @@ impl Experts {
 
     /// Whether it can do [`ExpertsThen::Add`].
     pub fn adds(&self) -> bool {
-        matches!(self.path, ExpertsPath::One { .. } | ExpertsPath::Few { .. })
+        matches!(self.path, ExpertsPath::Few { .. })
     }
 
     /// Whether it can do [`ExpertsThen::AddNorm`].
@@ -187,13 +190,17 @@ impl Experts {
     pub fn programs(&self) -> Vec<Program> {
         match self.path {
             ExpertsPath::Simple => vec![Program::plain("experts_simple")],
-            ExpertsPath::One { depth } => vec![one_program(depth)],
             ExpertsPath::Few { depths } => depths.map(few_program).to_vec(),
             ExpertsPath::Small { row_tiles, depth } => {
                 vec![Program::plain("experts_plan"), small_program(row_tiles, depth)]
             }
             ExpertsPath::Grouped { cluster } => {
                 vec![Program::plain("experts_plan"), grouped_program(cluster)]
+            }
+            ExpertsPath::Fp8 { .. } => {
+                let mut programs = self.fp8_programs();
+                programs.push(Program::plain("experts_plan"));
+                programs
             }
         }
     }
@@ -203,7 +210,7 @@ impl Experts {
         self.workspace().end
     }
 
-    /// Queues it. `maps` are needed by [`ExpertsPath::Grouped`].
+    /// Queues it. `maps` are needed by [`ExpertsPath::Grouped`] and [`ExpertsPath::Fp8`].
     ///
     /// # Safety
     /// The arrays have the shape's sizes and live until the stream (each replay of a captured one) is done; the
@@ -218,12 +225,15 @@ impl Experts {
         unsafe {
             match self.path {
                 ExpertsPath::Simple => self.simple(queue, arrays),
-                ExpertsPath::One { depth } => self.one(queue, arrays, depth),
                 ExpertsPath::Few { depths } => self.few(queue, arrays, depths),
                 ExpertsPath::Small { row_tiles, depth } => self.small(queue, arrays, row_tiles, depth),
                 ExpertsPath::Grouped { cluster } => {
                     let maps = maps.expect("whoever records grouped products made their maps");
                     self.grouped(queue, arrays, maps, cluster)
+                }
+                ExpertsPath::Fp8 { cluster } => {
+                    let maps = maps.expect("whoever records grouped products made their maps");
+                    self.fp8(queue, arrays, maps, cluster)
                 }
             }
         }
@@ -430,12 +440,14 @@ impl Experts {
     fn workspace(&self) -> Workspace<usize> {
         let (s, choices) = (&self.shape, self.shape.choices());
         let (tile_rows, y_bytes) = match self.path {
-            ExpertsPath::Simple | ExpertsPath::One { .. } | ExpertsPath::Few { .. } => {
-                return Workspace { counts: 0, tiles: 0, slots: 0, histogram: 0, y: 0, end: 0 };
+            ExpertsPath::Simple | ExpertsPath::Few { .. } => {
+                return Workspace::default();
             }
             ExpertsPath::Small { row_tiles, .. } => (8 * row_tiles, 4),
             ExpertsPath::Grouped { cluster } => (grouped_tile(cluster), 2),
+            ExpertsPath::Fp8 { cluster } => (fp8::tile(cluster), 2),
         };
+        let quantised = s.fp8.map_or([0; 2], |_| self.quantised().map(|shape| shape.bytes()));
         let mut end = 0;
         let mut place = |bytes: usize| {
             let start = end;
@@ -448,31 +460,39 @@ impl Experts {
             slots: place(4 * choices),
             histogram: place(4 * s.rows().div_ceil(PLAN_ROWS) * s.held),
             y: place(y_bytes * choices * s.hidden),
+            x: place(quantised[0]),
+            gated: place(quantised[1]),
             end,
         }
     }
 }
 
 /// Where the parts of the workspace lie.
+#[derive(Default)]
 struct Workspace<Place> {
     counts: Place,
     tiles: Place,
     slots: Place,
     histogram: Place,
     y: Place,
+    /// Quantised x and gated rows of FP8 weights.
+    x: Place,
+    gated: Place,
     end: Place,
 }
 
 impl Workspace<usize> {
     fn at(self, start: Address) -> Workspace<Address> {
         let at = |offset: usize| start.plus(offset);
-        let Self { counts, tiles, slots, histogram, y, end } = self;
+        let Self { counts, tiles, slots, histogram, y, x, gated, end } = self;
         Workspace {
             counts: at(counts),
             tiles: at(tiles),
             slots: at(slots),
             histogram: at(histogram),
             y: at(y),
+            x: at(x),
+            gated: at(gated),
             end: at(end),
         }
     }
@@ -480,19 +500,19 @@ impl Workspace<usize> {
 
 impl ExpertsPath {
     fn choose(shape: &ExpertsShape, gpu: &Properties) -> Self {
-        if !Self::has_tensor_cores(shape) {
-            return Self::Simple;
+        if shape.fp8.is_some() || !Self::has_tensor_cores(shape) {
+            return Self::choose_of_many(shape, gpu);
         }
         let room = gpu.shared_bytes_max as usize;
-        if let Some(depth) = one_depth(shape, room) {
-            return Self::One { depth };
-        }
         few_depths(shape, room)
             .map_or_else(|| Self::choose_of_many(shape, gpu), |depths| Self::Few { depths })
     }
 
     /// The best that take any number of rows.
     fn choose_of_many(shape: &ExpertsShape, gpu: &Properties) -> Self {
+        if shape.fp8.is_some() {
+            return Self::Fp8 { cluster: fp8::cluster(shape) };
+        }
         if !Self::has_tensor_cores(shape) {
             return Self::Simple;
         }
@@ -609,9 +629,6 @@ fn few_depths(shape: &ExpertsShape, room: usize) -> Option<[usize; 2]> {
     let depth = |i: usize| (3..=FEW_DEPTH).rev().find(|&depth| few_shared(shape, [depth; 2])[i] <= room);
     Some([depth(0)?, depth(1)?])
 }
-
-/// In front of the workspace that layers share: where blocks meet, see [`ExpertsArrays::meeting`].
-pub const MEETING_BYTES: usize = 128;
 
 /// Rows of a block of `experts_plan.cu`.
 const PLAN_ROWS: usize = 256;

@@ -1,6 +1,6 @@
 //! Norms of heads, rotary embedding, and keys and values into the cache.
 
-use crate::element::Element;
+use crate::element::{Element, KvElement};
 use crate::error::CudaError;
 use crate::kernels::Queue;
 use crate::launch::rows::{RowExtent, bytes, halves};
@@ -46,6 +46,8 @@ pub struct CacheLayer {
     pub values: Address,
     /// Positions of a page.
     pub page_size: usize,
+    /// Type of its elements.
+    pub element: KvElement,
 }
 
 /// Where the rows of a step are: u32 each.
@@ -98,7 +100,8 @@ pub unsafe fn rotate_and_cache(
     ]);
     let words = extent.words();
     let args = [qkv.into(), cache.keys.into(), cache.values.into(), bytes(&rotation), bytes(&words)];
-    let name = format!("rotate_and_cache_{}{}", element.suffix(), if is_wide { "" } else { "_narrow" });
+    let name =
+        format!("rotate_and_cache_{}{}", cache.element.suffix(element), if is_wide { "" } else { "_narrow" });
     // SAFETY: the caller's.
     unsafe { queue.launch("rope", &name, launch, &args) }
 }

@@ -7,7 +7,8 @@ use crate::launch::rows::{RowExtent, bytes};
 use crate::memory::Address;
 use crate::module::Launch;
 
-/// Brings new entries into the page tables.
+/// Brings new entries into the page tables. It lets no kernel start before it is done, so all later ones of a step may read
+/// tables whenever they like.
 ///
 /// # Safety
 /// `header` is a step's header, `updates` has `[entries, 2]` u32 for as many entries as it says, and each of them
@@ -43,21 +44,23 @@ pub unsafe fn add_bias(
     unsafe { queue.launch("weights", &format!("add_bias_{}", element.suffix()), launch, &args) }
 }
 
-/// Brings the results of the step to the host and says that it has ended.
+/// Brings the results of the step, and what it has counted, to the host and says that it has ended. The count at `count`
+/// begins anew.
 ///
 /// # Safety
-/// `header` is a step's header, `results` has as many results as it says (or is null), and `host` is memory of a
-/// [`crate::Landing`] for as many. Everything before it in the stream waits for what is before itself.
+/// `header` is a step's header, `results` has as many results as it says (or is null), `count` is a `u64` or null, and
+/// `host` is memory of a [`crate::Landing`] for as many results. Everything before it in the stream waits for what is before itself.
 pub unsafe fn publish(
     queue: &Queue<'_>,
     header: Address,
     results: Address,
+    count: Address,
     (host, stride): (Address, usize),
 ) -> Result<(), CudaError> {
     let launch = Launch::new(1, 1024);
     // Kernels of sampling wait for all before them; others may not.
     let launch = if results == Address::NULL { launch } else { launch.overlapping() };
-    let args = [header.into(), results.into(), host.into(), (stride as u32).into()];
+    let args = [header.into(), results.into(), count.into(), host.into(), (stride as u32).into()];
     // SAFETY: the caller's.
     unsafe { queue.launch("step_end", "publish", launch, &args) }
 }

@@ -9,9 +9,12 @@ use common::tiny;
 /// free pages came into real rows. Poisoned or not, the bits are equal, with every type of cache.
 #[test]
 fn b_55_poison_changes_no_bit() {
-    for (name, kv_dtype) in
-        [("qwen3_moe", KvDType::F16), ("glm4_moe", KvDType::BF16), ("mixtral", KvDType::F32)]
-    {
+    for (name, kv_dtype) in [
+        ("qwen3_moe", KvDType::F16),
+        ("glm4_moe", KvDType::BF16),
+        ("mixtral", KvDType::F32),
+        ("minimax_m2", KvDType::E4M3),
+    ] {
         for experts in LAYOUTS {
             let requests = mixed(12, 2, 10);
             let found = [false, true].map(|poison| {
@@ -101,7 +104,7 @@ fn rows_of_all_kinds_share_steps_with_every_cache_type() {
     let decoding = on(0, request(&prompt(1, 9), 60, penalised(1)));
     let prefilling = on(1, request(&prompt(2, 400), 2, penalised(2)));
     for name in ["qwen3_moe", "mixtral", "glm4_moe", "minimax_m2"] {
-        for kv_dtype in [KvDType::F32, KvDType::F16, KvDType::BF16] {
+        for kv_dtype in [KvDType::F32, KvDType::F16, KvDType::BF16, KvDType::E4M3] {
             for experts in [LAYOUTS[0], LAYOUTS[1]] {
                 let setup = Setup { kv_dtype, ..lanes(3, experts) };
                 let expected =

@@ -44,6 +44,35 @@ pub fn check(name: &str, host: &Host) {
     last_row_in_full(host, name, &reference, &tensors["chat.last_logits"]);
 }
 
+/// How far a host's scores of the prompts lie from the reference, in logits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Distance {
+    pub mean: f32,
+    pub worst: f32,
+}
+
+/// Over the reference's eight best tokens of each position that the host has among its own eight.
+pub fn distance(name: &str, host: &Host) -> Distance {
+    let reference = reference(name);
+    let tensors = tensors(&golden(name).join("reference.safetensors"));
+    let mut differences = Vec::new();
+    for prompt_name in PROMPTS {
+        let answer = ask(host, request(&ids(&reference["prompts"][prompt_name]["ids"]), 0, scoring(8)));
+        let top = |kind: &str| &tensors[&format!("{prompt_name}.{kind}")];
+        let rows = answer.prompt.iter().zip(top("top_ids").chunks(8).zip(top("top_logits").chunks(8)));
+        for (scored, (ids, logits)) in rows {
+            let found = |id: f32| scored.top.as_slice().iter().find(|(token, _)| *token == id as TokenId);
+            let both: Vec<(f32, f32)> =
+                ids.iter().zip(logits).filter_map(|(&id, &logit)| Some((found(id)?.1, logit))).collect();
+            // Constants of a row cancel.
+            differences.extend(both.windows(2).map(|w| ((w[1].0 - w[0].0) - (w[1].1 - w[0].1)).abs()));
+        }
+    }
+    assert!(differences.len() > 100, "{name}: {} differences", differences.len());
+    let mean = differences.iter().sum::<f32>() / differences.len() as f32;
+    Distance { mean, worst: differences.iter().copied().fold(0.0, f32::max) }
+}
+
 /// Log-probabilities are logits less a constant of the row: compared by their differences to the first.
 fn same_row(found: &[(TokenId, f32)], ids: &[f32], logits: &[f32], at: &str) {
     assert_eq!(found.len(), 8, "{at}");

@@ -302,6 +302,15 @@ fn a_dummy_needs_a_configuration_and_nothing_else() {
         }
     }
     assert!(Checkpoint::dummy(folder.path().join("absent"), DType::F32).is_err());
+    // Elements are those of synthetic models, but for attention's share of the residual stream.
+    let synthetic = Checkpoint::synthetic(DUMMY_CONFIG, 0).unwrap();
+    for name in exact.names() {
+        let factor = if name.ends_with("o_proj.weight") { 0.1 / 2.0 } else { 1.0 };
+        let (found, other) = (exact.tensor(name).unwrap(), synthetic.tensor(name).unwrap());
+        for (a, b) in dequantize(&found).iter().zip(dequantize(&other)) {
+            assert!((a - factor * b).abs() <= 1e-6 * b.abs(), "{name}: {a}, and {b} in a synthetic model");
+        }
+    }
 }
 
 /// A device makes such tensors from their recipes; who asks for bytes gets those of the others.
@@ -317,5 +326,38 @@ fn dummies_that_are_made_late_are_the_same() {
         assert!(made.recipe().is_none() && unmade.recipe().is_some(), "{name}");
         assert!(made.bytes() == unmade.bytes(), "{name}");
         assert_eq!(unmade.identity(), unmade.clone().identity());
+    }
+}
+
+/// What a checkpoint would have in FP8 is so, in each form of scales, and near what it would be otherwise.
+#[test]
+fn late_dummies_of_fp8_configurations_are_codes() {
+    const UP: &str = "model.layers.0.mlp.experts.3.up_proj.weight";
+    for (scheme, shape) in [
+        (r#"{"quant_method": "fp8", "weight_block_size": [16, 16]}"#, vec![2, 2]),
+        (r#"{"quant_method": "fp8"}"#, vec![]),
+        (r#"{"quant_method": "fbgemm_fp8"}"#, vec![32, 1]),
+    ] {
+        let folder = Folder::new("late_dummies_of_fp8");
+        let config = DUMMY_CONFIG.trim_end().strip_suffix('}').unwrap();
+        folder.write("config.json", &format!("{config}, \"quantization_config\": {scheme}}}"));
+        let unmade = Checkpoint::dummy_unmade(folder.path(), DType::BF16).unwrap();
+        let exact = Checkpoint::dummy(folder.path(), DType::F32).unwrap();
+        for name in [UP, "model.layers.1.self_attn.o_proj.weight"] {
+            let (codes, exact) = (unmade.tensor(name).unwrap(), dequantize(&exact.tensor(name).unwrap()));
+            assert!(codes.dtype == DType::F8_E4M3 && codes.recipe().is_some(), "{name}");
+            let largest = exact.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
+            for (a, b) in exact.iter().zip(dequantize(&codes)) {
+                // Half of the last of 4 bits, or of the smallest code.
+                assert!((a - b).abs() <= a.abs() / 16.0 + largest / 448.0 / 512.0, "{name}: {a} became {b}");
+            }
+        }
+        let up = unmade.tensor(UP).unwrap();
+        assert_eq!(up.scales().unwrap().shape, shape);
+        for name in ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"] {
+            assert!(!unmade.contains(name) || unmade.tensor(name).unwrap().dtype != DType::F8_E4M3);
+        }
+        let plain = Checkpoint::dummy_unmade(folder.path(), DType::F16).unwrap();
+        assert_eq!(plain.tensor(UP).unwrap().dtype, DType::F16);
     }
 }

@@ -61,8 +61,8 @@ fn layer(rows: usize, beside: Beside) -> Recording {
 
 fn words(recording: &Recording, element: Element, products: bool) -> Vec<&'static str> {
     let properties = h200();
-    let mixtures = Mixtures { recording, element, properties: &properties };
-    let steps = fuse_where(recording, element, |_| products, Some(&mixtures));
+    let mixtures = Mixtures { recording, element, codes: &|_| None, properties: &properties };
+    let steps = fuse_where(recording, element, |_| None, |_| products, Some(&mixtures));
     steps.iter().map(Step::name).collect()
 }
 
@@ -72,8 +72,9 @@ fn a_row_alone_goes_from_product_to_product_in_two_steps() {
     let expected = ["embed", "norm", "linear", "router", "experts", "linear"];
     assert_eq!(words(&recording, Element::BF16, true), expected);
     let properties = h200();
-    let mixtures = Mixtures { recording: &recording, element: Element::BF16, properties: &properties };
-    let steps = fuse_where(&recording, Element::BF16, |_| true, Some(&mixtures));
+    let mixtures =
+        Mixtures { recording: &recording, element: Element::BF16, codes: &|_| None, properties: &properties };
+    let steps = fuse_where(&recording, Element::BF16, |_| None, |_| true, Some(&mixtures));
     let (Step::Router(routed), Step::Experts(experts)) = (steps[3], steps[4]) else { panic!("{steps:?}") };
     assert_eq!(routed.added, None, "the product in front has added it");
     assert_eq!(experts.norm, None, "the product behind norms");
