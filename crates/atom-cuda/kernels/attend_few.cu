@@ -46,7 +46,7 @@ constexpr u32 STAGES = W > 64 ? WARPS / 2 : WARPS;
 /// Columns of partial sums of a block that lie in shared memory at a time.
 constexpr u32 PASS = W < 128 ? W : 128;
 /// A split has as many stretches as this at least (a round of letters takes longer than two), and no more where that can be.
-constexpr u32 SHORT = 2, LONG = 64;
+constexpr u32 SHORT = 2, LONG = 32;
 
 struct Few {
     const u32* header;
@@ -82,25 +82,26 @@ struct Places {
     }
 };
 
-/// Which splits the rows of a step have; a lane knows of its row.
+/// Which splits the rows of a step have.
 struct Splits {
-    u32 count, before, all;
-    __device__ __forceinline__ Splits(const Few& p, u32 rows) {
+    u32 count[32], before[32], rows, all;  // `all` of all units
+    /// By one warp, a lane a row.
+    __device__ __forceinline__ void set(const Few& p, u32 rows) {
         const u32 lane = threadIdx.x % 32;
-        count = 0;
+        u32 mine = 0;
         if (lane < rows) {
             const u32 position = p.positions[lane], from = first_seen(p, position);
             const u32 stretches = position / STRETCH - from / STRETCH + 1;
-            count = max(min((stretches + SHORT - 1) / SHORT, p.splits), min((stretches + LONG - 1) / LONG, p.splits_max));
+            mine = max(min((stretches + SHORT - 1) / SHORT, p.splits), min((stretches + LONG - 1) / LONG, p.splits_max));
         }
-        before = count;
+        u32 sum = mine;
 #pragma unroll
         for (u32 step = 1; step < 32; step *= 2) {
-            const u32 left = __shfl_up_sync(0xffffffffu, before, step);
-            if (lane >= step) before += left;
+            const u32 left = __shfl_up_sync(0xffffffffu, sum, step);
+            if (lane >= step) sum += left;
         }
-        all = __shfl_sync(0xffffffffu, before, 31);
-        before -= count;
+        count[lane] = mine, before[lane] = sum - mine;
+        if (lane == 31) this->rows = rows, all = sum * p.kv_heads * ((p.q_heads / p.kv_heads + 15) / 16);
     }
     __device__ __forceinline__ static u32 first_seen(const Few& p, u32 position) {
         return p.window && position >= p.window ? position - p.window + 1 : 0;
@@ -118,8 +119,8 @@ struct Job {
         const u32 group = p.q_heads / p.kv_heads, chunks = (group + 15) / 16, units = p.kv_heads * chunks;
         const u32 entry = number / units, unit = number % units, chunk = unit % chunks, lane = threadIdx.x % 32;
         head = unit / chunks, first_head = head * group + chunk * 16, real = min(group - chunk * 16, 16u), is_first = chunk == 0;
-        row = __popc(__ballot_sync(0xffffffffu, of.before + of.count <= entry));
-        splits = __shfl_sync(0xffffffffu, of.count, row % 32), split = entry - __shfl_sync(0xffffffffu, of.before, row % 32);
+        row = __popc(__ballot_sync(0xffffffffu, of.before[lane] + of.count[lane] <= entry));
+        splits = of.count[row % 32], split = entry - of.before[row % 32];
         position = p.positions[row], from = Splits::first_seen(p, position);
         slot = p.row_slots[row], cache_row = p.cache_rows[row];
         const u32 mates = __ballot_sync(0xffffffffu, lane <= row && p.row_slots[min(lane, row)] == slot);
@@ -178,6 +179,13 @@ __device__ __forceinline__ uint4 look(const uint4* from) {
     return x;
 }
 constexpr u32 EMPTY = 0xffffffffu;
+
+/// threadIdx.x, made anew at each place: what is derived from it shall not be kept in registers from split to split.
+__device__ __forceinline__ u32 thread() {
+    u32 x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}
 
 /// Where a 16-byte chunk of a row of W elements lies: rows that are read together lie in different banks.
 __device__ __forceinline__ u32 chunk_at(u32 row, u32 chunk) { return row * ROW_BYTES + (chunk ^ (row & 7)) * 16; }
@@ -239,12 +247,12 @@ struct Lane {
     float2 turn[PAIRS];
     u32 position;
 
-    __device__ __forceinline__ static bool has(const Few& p, u32 k) { return threadIdx.x % 32 + 32 * k < p.head_dim / 2; }
+    __device__ __forceinline__ static bool has(const Few& p, u32 k) { return thread() % 32 + 32 * k < p.head_dim / 2; }
 
     __device__ __forceinline__ Lane(const Few& p, u32 position) {
 #pragma unroll
         for (u32 k = 0; k < PAIRS; ++k) {
-            const u32 u = threadIdx.x % 32 + 32 * k, turning = p.dim / 2;
+            const u32 u = thread() % 32 + 32 * k, turning = p.dim / 2;
             a[k] = u < turning && !p.pairs ? u : 2 * u, b[k] = u < turning && !p.pairs ? u + turning : 2 * u + 1;
             q_a[k] = q_b[k] = k_a[k] = k_b[k] = 1.0f;
             if (!p.q_norm || !has(p, k)) continue;
@@ -256,7 +264,7 @@ struct Lane {
         position = at;
 #pragma unroll
         for (u32 k = 0; k < PAIRS; ++k) {
-            const u32 u = threadIdx.x % 32 + 32 * k;
+            const u32 u = thread() % 32 + 32 * k;
             turn[k] = make_float2(1.0f, 0.0f);
             if (u >= p.dim / 2) continue;
             turn[k] = cos_sin(at, p.frequencies[u]);
@@ -296,14 +304,14 @@ __device__ __forceinline__ void make_head(const Few& p, Lane& lane, Kind kind, c
         store_shared(to + chunk_at(m, lane.b[k] / 8) + lane.b[k] % 8 * 2, v);
         if (cache) cache[lane.a[k]] = u, cache[lane.b[k]] = v;
     }
-    for (u32 i = p.head_dim + threadIdx.x % 32; i < W; i += 32)
+    for (u32 i = p.head_dim + thread() % 32; i < W; i += 32)
         store_shared(to + chunk_at(m, i / 8) + i % 8 * 2, bf16{0});
 }
 
 /// The row's query heads, and keys and values of the step that lie in this split.
 __device__ __forceinline__ void make_heads(const Few& p, const Job& job, const Places& at, Lane& lane) {
     const u32 heads = p.q_heads + 2 * p.kv_heads, tasks = job.real + 2 * job.fresh;
-    for (u32 t = threadIdx.x / 32; t < tasks; t += WARPS) {
+    for (u32 t = thread() / 32; t < tasks; t += WARPS) {
         const bool is_query = t < job.real;
         const u32 f = is_query ? 0 : (t - job.real) / 2, row = is_query ? job.row : job.first_row + f;
         const u32 position = is_query ? job.position : job.start + f;
@@ -338,7 +346,7 @@ struct Sums {
 /// What sixteen positions from `key` on in rows `row` .. of a stage lack: those of the step itself, and zeros where the row sees
 /// nothing, since even a weight of 0 makes a NaN of a NaN.
 __device__ __forceinline__ void complete(const Few& p, const Job& job, const Places& at, u32 stage, u32 row, u32 key) {
-    for (u32 i = threadIdx.x % 32; i < 16 * (W / 8); i += 32) {
+    for (u32 i = thread() % 32; i < 16 * (W / 8); i += 32) {
         const u32 r = i / (W / 8), chunk = i % (W / 8), position = key + r, f = position - job.start;
         const u32 to = stage + stage_at(row + r, chunk);
         if (position < job.from || position > job.position) {
@@ -355,7 +363,7 @@ __device__ __forceinline__ void complete(const Few& p, const Job& job, const Pla
 
 /// Adds sixteen positions.
 __device__ __forceinline__ void add_tile(const Few& p, const Job& job, Sums& sums, u32 q, u32 stage, u32 row, u32 key) {
-    const u32 lane = threadIdx.x % 32, matrix = lane / 8, in = lane % 8;
+    const u32 lane = thread() % 32, matrix = lane / 8, in = lane % 8;
     // Even and odd steps apart: shorter chains of products that wait for each other.
     float s[8] = {}, odd[8] = {};
 #pragma unroll
@@ -435,7 +443,7 @@ __device__ __forceinline__ void add_stretches(const Few& p, const TensorMap& key
 /// Adds the warps' sums and posts them as those of split `number`. `stats` has [WARPS][16].
 __device__ __forceinline__ void post_sums(const Few& p, const Job& job, const Places& at, Sums& sums, float2* stats, u32 number) {
     extern __shared__ __align__(1024) char shared[];
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, heads = min(p.q_heads / p.kv_heads, 16u);
+    const u32 tid = thread(), warp = tid / 32, lane = tid % 32, heads = min(p.q_heads / p.kv_heads, 16u);
     float* all = (float*)(shared + (at.sums - smem(shared)));
     float* mine = all + warp * heads * PASS;
     uint4* letters = p.letters + (u64)number * heads * (W / 2);
@@ -463,7 +471,7 @@ __device__ __forceinline__ void post_sums(const Few& p, const Job& job, const Pl
             }
         }
         __syncthreads();
-        for (u32 e = threadIdx.x; e < job.real * (PASS / 2); e += THREADS) {
+        for (u32 e = tid; e < job.real * (PASS / 2); e += THREADS) {
             const u32 head = e / (PASS / 2), column = e % (PASS / 2) * 2;
             float2 of[WARPS];
             float max = HIDDEN, sum = 0.0f, x = 0.0f, y = 0.0f;
@@ -484,14 +492,14 @@ __device__ __forceinline__ void post_sums(const Few& p, const Job& job, const Pl
 }
 
 /// Reads this block's part of all letters, `lanes` threads a pair of columns, and writes the result.
-__device__ __forceinline__ void read_letters(const Few& p, const Splits& of, u32 rows) {
+__device__ __forceinline__ void read_letters(const Few& p, const Splits& of) {
     const u32 group = p.q_heads / p.kv_heads, chunks = (group + 15) / 16, units = p.kv_heads * chunks, heads = min(group, 16u);
-    const u32 each = heads * (W / 2), total = rows * units * each, lane = threadIdx.x % p.lanes;
+    const u32 each = heads * (W / 2), total = of.rows * units * each, lane = threadIdx.x % p.lanes;
     const u32 begin = (u64)total * blockIdx.x / gridDim.x, end = (u64)total * (blockIdx.x + 1) / gridDim.x;
     for (u32 base = begin; base < end; base += THREADS / p.lanes) {
         const u32 place = min(base + threadIdx.x / p.lanes, total - 1), in = place % each, unit = place / each % units;
         const u32 row = place / each / units, in_chunk = in / (W / 2), column = in % (W / 2) * 2, chunk = unit % chunks;
-        const u32 splits = __shfl_sync(0xffffffffu, of.count, row), first = __shfl_sync(0xffffffffu, of.before, row);
+        const u32 splits = of.count[row], first = of.before[row];
         const bool valid = base + threadIdx.x / p.lanes < end && chunk * 16 + in_chunk < group && column < p.head_dim;
         float max = HIDDEN, sum = 0.0f, x = 0.0f, y = 0.0f;
         for (u32 split = lane; valid && split < splits; split += p.lanes) {
@@ -538,23 +546,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDTH > 128 ? 1 : 2)
     extern __shared__ __align__(1024) char shared[];
     __shared__ u64 barriers[STAGES];
     __shared__ float2 stats[WARPS * 16];
+    __shared__ Splits splits;
     let_next_start();
-    const u32 rows = min(p.header[ROWS], p.capacity), full = smem(barriers);
-    const u32 units = p.kv_heads * ((p.q_heads / p.kv_heads + 15) / 16);
-    const Splits splits(p, rows);
+    const u32 full = smem(barriers);
     const Places at(p, smem(shared));
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < STAGES; ++i) barrier_init(full + i * 8, 1);
         barrier_init_fence();
     }
+    if (threadIdx.x / 32 == WARPS - 1) splits.set(p, min(p.header[ROWS], p.capacity));
     __syncthreads();
     u32 number = blockIdx.x, phases = 0;
-    if (number < splits.all * units) {
+    if (number < splits.all) {
         Job job(p, splits, number);
         begin(p, keys, values, job, at, full);
-        Lane lane(p, job.position);
-        wait_for_inputs();
+#pragma unroll 1
         for (;;) {
+            Lane lane(p, job.position);
+            wait_for_inputs();
             make_heads(p, job, at, lane);
             __syncthreads();
             Sums sums;
@@ -562,16 +571,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDTH > 128 ? 1 : 2)
             add_stretches(p, keys, values, job, at, sums, full, phases);
             post_sums(p, job, at, sums, stats, number);
             number += gridDim.x;
-            if (number >= splits.all * units) break;
+            if (number >= splits.all) break;
             __syncthreads();
             job = Job(p, splits, number);
             begin(p, keys, values, job, at, full);
-            lane = Lane(p, job.position);
         }
     } else {
         wait_for_inputs();
     }
-    if (rows) read_letters(p, splits, rows);
+    read_letters(p, splits);
 }
 
 #endif

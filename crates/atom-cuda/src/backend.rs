@@ -170,10 +170,10 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Bytes that the driver took by itself: of all that is gone since the start, what no plan has.
-    fn driver_bytes(&self, planned: usize) -> Result<u64, CudaError> {
+    /// Bytes that the driver took by itself: of all that is gone since the start, what nobody asked for.
+    fn driver_bytes(&self) -> Result<u64, CudaError> {
         let (now, _) = self.gpu.device.memory()?;
-        Ok(self.free_at_start.saturating_sub(now).saturating_sub(planned as u64))
+        Ok(self.free_at_start.saturating_sub(now).saturating_sub(self.plan.asked() as u64))
     }
 
     /// Says once what that was: behind the first step, when code and graphs are there.
@@ -181,7 +181,7 @@ impl CudaBackend {
         if std::mem::replace(&mut self.is_measured, true) {
             return Ok(());
         }
-        let taken = self.driver_bytes(self.plan.total() - self.plan.sizes.driver)?;
+        let taken = self.driver_bytes()?;
         let graphs: Vec<usize> = self.recordings.iter().flatten().map(|r| r.graph.nodes()).collect();
         let (count, nodes) = (graphs.len(), graphs.iter().sum::<usize>());
         tracing::info!(
@@ -252,7 +252,7 @@ impl Backend for CudaBackend {
         programs.extend(reserved.attention.few.map(|few| few.program()));
         self.gpu.load(&programs)?;
         self.reserved = Some(reserved);
-        let taken = self.driver_bytes(self.plan.total() - self.plan.sizes.driver)?;
+        let taken = self.driver_bytes()?;
         tracing::debug!("the driver took {} MiB of GPU memory before the first recording", taken >> 20);
         Ok(())
     }

@@ -68,6 +68,13 @@ sources! {
         &["ROWS_MAX=8", "RUN=3", "WARPS=8", "RING_KB=106", "GROUPS=0", "OUT=2"],
         &["ROWS_MAX=16", "RUN=6", "WARPS=8", "RING_KB=88", "GROUPS=1", "OUT=3"],
     ];
+    "linear_rows_fp8" &[
+        &["CLUSTER=1", "EACH=16", "STAGES=11", "GROUPS=0", "OUT=0"],
+        &["CLUSTER=2", "EACH=8", "STAGES=12", "GROUPS=1", "OUT=1"],
+        &["CLUSTER=2", "EACH=32", "STAGES=8", "GROUPS=1", "OUT=2"],
+        &["CLUSTER=1", "EACH=64", "STAGES=6", "GROUPS=0", "OUT=3"],
+        &["CLUSTER=2", "EACH=64", "STAGES=5", "GROUPS=1", "OUT=3"],
+    ];
     "fp8_finish" &[&["OUT=0"], &["OUT=1"], &["OUT=2"], &["OUT=3"]];
     "quantise" &[&["HELD=2", "GROUPS=0"], &["HELD=4", "GROUPS=1"], &["HELD=6", "GROUPS=0"]];
     "linear_rows" &[

@@ -7,6 +7,7 @@ pub mod attend_few;
 pub mod experts;
 pub mod linear_fp8;
 pub mod linear_rows;
+mod linear_rows_fp8;
 pub mod linear_small;
 pub mod norm;
 pub mod quantise;

@@ -170,13 +170,17 @@ impl Sizer {
 impl Sizes {
     /// Bytes that do not depend on the number of pages.
     pub fn fixed(&self) -> usize {
+        self.parts().map(rounded).iter().sum::<usize>() + rounded(self.driver)
+    }
+
+    /// All but what the driver takes by itself.
+    fn parts(&self) -> [usize; 12] {
         let Self { weights, room, staging, results, tables, sampling, .. } = *self;
-        let Self { loads, attention, experts, counts, workspace, driver, quantised, .. } = *self;
-        let parts = [
+        let Self { loads, attention, experts, counts, workspace, quantised, .. } = *self;
+        [
             weights, room, staging, results, tables, sampling, loads, attention, experts, counts, workspace,
-            driver, quantised,
-        ];
-        parts.map(rounded).iter().sum()
+            quantised,
+        ]
     }
 
     /// As many pages as fit into `budget` bytes; fewer than 2 are an error with the numbers.
@@ -201,6 +205,11 @@ impl Plan {
     /// All of it.
     pub fn total(&self) -> usize {
         self.sizes.fixed() + rounded(self.pages * self.sizes.page)
+    }
+
+    /// What is asked of the driver. It hands it out in larger pieces, so as much or somewhat more is gone then.
+    pub(crate) fn asked(&self) -> usize {
+        self.sizes.parts().iter().sum::<usize>() + self.pages * self.sizes.page
     }
 }
 
@@ -443,7 +452,9 @@ mod tests {
         let [half, whole] = [KvDType::E4M3, KvDType::BF16].map(|kv| sizes(Element::BF16, kv));
         // 2 tensors, 1 layer, 1 head of 64, 16 positions.
         assert_eq!((half.page, whole.page), (2 * 64 * 16, 4 * 64 * 16));
-        assert_eq!(Sizes { page: whole.page, ..half }, whole, "nothing else changes");
+        // The kernel for few rows is for bf16 alone, and has room of its own.
+        let Sizes { page, attention, .. } = whole;
+        assert_eq!(Sizes { page, attention, ..half }, whole, "nothing else changes");
         let budget = (whole.fixed() + 10 * whole.page) as u64;
         assert_eq!([half, whole].map(|sizes| sizes.pages_within(budget).unwrap()), [20, 10]);
         assert_eq!(sizes(Element::F32, KvDType::E4M3).page, half.page);

@@ -90,7 +90,7 @@ impl Capture<'_> {
                 Step::Op(&Op::Linear { x, weight, out, .. }) => {
                     products.push(scene.product(x, weight, out)?.0);
                 }
-                Step::Fp8(FusedFp8 { ref product, .. }) if product.path() != Fp8Path::Few => {
+                Step::Fp8(FusedFp8 { ref product, .. }) if !product.is_ours() => {
                     self.fp8_blas.choose(self.blas, product)?;
                 }
                 _ => {}
@@ -376,7 +376,9 @@ impl Scene<'_> {
         let (fp8_blas, stream) = (self.with.fp8_blas, queue.stream);
         match product.path() {
             // SAFETY: see `op`.
-            Fp8Path::Few => unsafe { linear_fp8::multiply_few(queue, product, operands, real) }?,
+            Fp8Path::Few | Fp8Path::Rows => {
+                unsafe { linear_fp8::multiply_few(queue, product, operands, real) }?
+            }
             Fp8Path::Finished => {
                 let sums = self.with.reserved.quantised.address().plus(product.sums_offset());
                 let unscaled = Fp8Operands { out: sums, ..operands };

@@ -229,7 +229,7 @@ const SHARED_BYTES_LARGE: u32 = 220 << 10;
 const SHARED_BYTES_DRIVER: u32 = 1 << 10;
 
 /// Parts that a long row has at least, however many rows there are: it shall not keep a few blocks alone.
-const SPLITS_LONG: u32 = 8;
+const SPLITS_LONG: u32 = 16;
 
 /// A bit for each row in the kernel; and with more rows pieces keep as many blocks busy (32 heads on 4 x 128: 24.6 us for
 /// 32 x 1024 this way, 31.1 by pieces and the kernel in front of them).
@@ -291,7 +291,7 @@ mod tests {
                 assert!(cut.lanes >= cut.splits.min(32) && cut.lanes.is_power_of_two());
                 assert!(cut.splits * few.units() * rows as u32 <= few.blocks);
                 let letters = rows * (cut.splits_max * few.units() * few.heads() * few.width * 8) as usize;
-                assert!(letters <= few.letters_bytes() && few.letters_bytes() <= 64 << 20, "{few:?}");
+                assert!(letters <= few.letters_bytes() && few.letters_bytes() <= 80 << 20, "{few:?}");
             }
             assert!(2 * (few.shared_max + SHARED_BYTES_FIXED + SHARED_BYTES_DRIVER) <= 232_448 + 1024);
         }
