@@ -219,7 +219,7 @@ fn attention_of_few_rows_takes_in_norms_rope_and_cache() {
     layers.mlp();
     let (qkv, attended) = (layers.qkv, layers.attended);
     let recording = layers.head();
-    let plain = fuse_where(&recording, Element::BF16, |_| true);
+    let plain = fuse_where(&recording, Element::BF16, |_| None, |_| true);
     let steps = fuse_attention(plain.clone(), &recording, Some(&few()));
     assert_eq!(steps.len(), plain.len() - 1);
     let found: Vec<_> = steps
@@ -238,7 +238,7 @@ fn attention_of_many_rows_stays_as_it_was() {
     let mut layers = Layers::new(33);
     layers.attention(false);
     let recording = layers.head();
-    let plain = fuse_where(&recording, Element::BF16, |_| true);
+    let plain = fuse_where(&recording, Element::BF16, |_| None, |_| true);
     assert_eq!(fuse_attention(plain.clone(), &recording, Some(&few())), plain);
 }
 
@@ -249,6 +249,6 @@ fn whoever_else_reads_heads_that_were_turned_keeps_them_apart() {
     let qkv = layers.qkv;
     layers.ops.add(qkv, qkv);
     let recording = layers.head();
-    let plain = fuse_where(&recording, Element::BF16, |_| true);
+    let plain = fuse_where(&recording, Element::BF16, |_| None, |_| true);
     assert_eq!(fuse_attention(plain.clone(), &recording, Some(&few())), plain);
 }
