@@ -1,5 +1,6 @@
-// e4m3 of the KV cache, as the Open Compute Project defines it ("8-bit floating point specification", 2023): a sign, four
-// bits of exponent with a bias of 7, three of fraction. 448 is the most; 0x7f and 0xff are NaN; nothing is infinite.
+// e4m3 of the KV cache, of weights and of their inputs, as the Open Compute Project defines it ("8-bit floating point
+// specification", 2023): a sign, four bits of exponent with a bias of 7, three of fraction. 448 is the most; 0x7f and 0xff are
+// NaN; nothing is infinite.
 #pragma once
 
 struct e4m3 {
@@ -88,8 +89,3 @@ struct Shift {
         return pack_halves(low_float(pair) * there, high_float(pair) * there);
     }
 };
-
-__device__ __forceinline__ e4m3 to_e4m3(float x) { return {(u8)pack_e4m3(x, 0.0f)}; }
-
-/// Two codes as two halves (f16 has all their values), the lower byte first.
-__device__ __forceinline__ u32 unpack_e4m3(u16 codes) { return to_halves(codes).x; }

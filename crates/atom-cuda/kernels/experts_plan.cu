@@ -18,8 +18,12 @@
 //       grid (rows, ceil(hidden / 1024)), block 128, no dynamic shared memory; hidden a multiple of 8
 //       y [rows * top_k, hidden] by slot; out [rows, hidden] = sum of weight * y in the order of the route, from 0, in
 //       f32, for every real row; y of choices that are not held here is not read
+//   experts_combine_norm_{f32,bf16}   type of y
+//       grid rows, block ceil(hidden / 8) rounded up to 32, at most 1024; hidden a multiple of 8
+//       residual [rows, hidden] f32 += that sum, unrounded; out [rows, hidden] bf16 = its norm
 #include "dependent.cuh"
 #include "experts_choices.cuh"
+#include "rows.cuh"
 
 constexpr int PLAN_ROWS = 256;
 constexpr int PLAN_WORDS = PLAN_ROWS / 32;
@@ -185,14 +189,9 @@ __device__ __forceinline__ void store8(bf16* to, const float (&x)[8]) {
     *(uint4*)to = make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
 }
 
-template <typename Y, typename Out>
-__device__ __forceinline__ void combine(const Y* y, const float* routes, Out* out, const Choosers& who, int hidden) {
-    int row = blockIdx.x, column = (blockIdx.y * 128 + threadIdx.x) * 8;
-    wait_for_kernels_before();
-    let_next_kernel_start();
-    if (column >= hidden || !is_real(who, row)) return;
+/// Eight columns of a row's sum.
+template <typename Y> __device__ __forceinline__ void weighted_sum(const Y* y, const float* routes, const Choosers& who, int row, int column, int hidden, float (&sum)[8]) {
     const float* route = routes + (u64)row * 2 * who.top_k;
-    float sum[8] = {};
     // Eight places at a time, so that their loads are on the way together.
     for (int place = 0; place < who.top_k; place += 8) {
         float weight[8];
@@ -215,7 +214,44 @@ __device__ __forceinline__ void combine(const Y* y, const float* routes, Out* ou
             for (int c = 0; c < 8; c++) sum[c] = fmaf(weight[i], v[c], sum[c]);
         }
     }
+}
+
+template <typename Y, typename Out>
+__device__ __forceinline__ void combine(const Y* y, const float* routes, Out* out, const Choosers& who, int hidden) {
+    int row = blockIdx.x, column = (blockIdx.y * 128 + threadIdx.x) * 8;
+    wait_for_kernels_before();
+    let_next_kernel_start();
+    if (column >= hidden || !is_real(who, row)) return;
+    float sum[8] = {};
+    weighted_sum(y, routes, who, row, column, hidden, sum);
     store8(out + (u64)row * hidden + column, sum);
+}
+
+/// The sum goes to the residual, and the norm of that out: neither is written and read in between.
+template <typename Y>
+__device__ __forceinline__ void combine_norm(const Y* y, const float* routes, float* residual, const float* norm_weight, float eps, bf16* out,
+                                             const Choosers& who, int hidden) {
+    __shared__ BlockSums sums;
+    int row = blockIdx.x, column = threadIdx.x * 8;
+    bool has_columns = column < hidden;
+    Chunk scale = {}, held = {};
+    if (has_columns) scale = read_chunk(norm_weight + column);
+    wait_for_kernels_before();
+    let_next_kernel_start();
+    if (!is_real(who, row)) return;
+    if (has_columns) {
+        held = read_chunk(residual + (u64)row * hidden + column);
+        float sum[8] = {};
+        weighted_sum(y, routes, who, row, column, hidden, sum);
+#pragma unroll
+        for (int i = 0; i < 8; i++) held.v[i] += sum[i];
+        write_chunk(residual + (u64)row * hidden + column, held);
+    }
+    float root = inverse_root(block_sum(square_sum(held), sums, 0), hidden, eps);
+    if (!has_columns) return;
+#pragma unroll
+    for (int i = 0; i < 8; i++) held.v[i] *= root * scale.v[i];
+    write_chunk(out + (u64)row * hidden + column, held);
 }
 
 #define COMBINE(NAME, Y, OUT)                                                                                             \
@@ -228,3 +264,13 @@ COMBINE(experts_combine_f32_bf16, float, bf16)
 COMBINE(experts_combine_f32_f32, float, float)
 COMBINE(experts_combine_bf16_bf16, bf16, bf16)
 COMBINE(experts_combine_bf16_f32, bf16, float)
+
+#define COMBINE_NORM(NAME, Y)                                                                                             \
+    extern "C" __global__ void __launch_bounds__(1024) NAME(                                                              \
+        const Y* y, const float* routes, float* residual, const float* norm_weight, float eps, bf16* out,                 \
+        const u32* real_rows, int lanes, int lane_rows, int top_k, int first, int held, int hidden) {                     \
+        combine_norm<Y>(y, routes, residual, norm_weight, eps, out, {real_rows, lanes, lane_rows, top_k, first, held},    \
+                        hidden);                                                                                          \
+    }
+COMBINE_NORM(experts_combine_norm_f32, float)
+COMBINE_NORM(experts_combine_norm_bf16, bf16)

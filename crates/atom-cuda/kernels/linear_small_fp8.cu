@@ -24,7 +24,6 @@
 #include "rows.cuh"
 #include "e4m3.cuh"
 
-#if __CUDA_ARCH__ >= 890
 
 constexpr u32 THREADS = 32 * WARPS, T = RUN;
 constexpr u32 HALVES = ROWS_MAX > 8 ? 2 : 1;
@@ -91,8 +90,8 @@ __device__ __forceinline__ Halves unpack(const uint4& codes) {
     Halves halves;
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
-        halves.v[2 * i] = unpack_e4m3((u16)words[i]);
-        halves.v[2 * i + 1] = unpack_e4m3((u16)(words[i] >> 16));
+        uint2 two = to_halves(words[i]);
+        halves.v[2 * i] = two.x, halves.v[2 * i + 1] = two.y;
     }
     return halves;
 }
@@ -271,4 +270,3 @@ extern "C" __global__ void __maxnreg__(104) linear_small_fp8(Linear l, const u8*
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
-#endif

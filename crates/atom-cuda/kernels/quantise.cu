@@ -20,7 +20,6 @@
 #include "rows.cuh"
 #include "e4m3.cuh"
 
-#if __CUDA_ARCH__ >= 890
 
 struct Quantised {
     u8* codes;
@@ -165,4 +164,3 @@ extern "C" __global__ void __maxnreg__(48)
         quantise(held, row, width, out, of_warps, turn++);
     }
 }
-#endif

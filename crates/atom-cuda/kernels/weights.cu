@@ -1,4 +1,5 @@
 // Weights: synthetic ones made where they are needed, and biases of products.
+#include "e4m3.cuh"
 
 /// The Philox 4x32-10 block function (Salmon et al., SC 2011), as atom-base has it.
 __device__ __forceinline__ uint4 philox(uint4 c, u32 k0, u32 k1) {
@@ -50,14 +51,9 @@ __device__ __forceinline__ void make(T* out, u64 rows, u64 cols, u64 first, u64 
     }
 }
 
-// Codes of FP8 want compute capability 8.9.
-#if __CUDA_ARCH__ >= 890
-#include "e4m3.cuh"
-
 template <> struct Stored<e4m3> {
-    static __device__ __forceinline__ e4m3 of(float x, float scale) { return to_e4m3(__fdiv_rn(x, scale)); }
+    static __device__ __forceinline__ e4m3 of(float x, float scale) { return From<e4m3>::of(__fdiv_rn(x, scale)); }
 };
-#endif
 
 #define SYNTHETIC(NAME, T)                                                                                            \
     extern "C" __global__ void __launch_bounds__(256)                                                                 \
@@ -67,9 +63,7 @@ template <> struct Stored<e4m3> {
     }
 SYNTHETIC(bf16, bf16)
 SYNTHETIC(f32, float)
-#if __CUDA_ARCH__ >= 890
 SYNTHETIC(e4m3, e4m3)
-#endif
 
 #include "rows.cuh"
 

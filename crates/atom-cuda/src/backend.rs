@@ -16,7 +16,7 @@ use crate::kernels::Queue;
 use crate::landing::{Landing, Pace, TURNS, turn};
 use crate::launch::attend::{AttendHeads, AttendKernels};
 use crate::launch::attend_few::AttendFew;
-use crate::launch::experts::Experts;
+use crate::launch::experts::{Experts, MEETING_BYTES};
 use crate::launch::rope::CacheLayer;
 use crate::masks::Masks;
 use crate::memory::{Address, DeviceMem, Pinned};
@@ -170,10 +170,10 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Bytes that the driver took by itself: of all that is gone since the start, what no plan has.
-    fn driver_bytes(&self, planned: usize) -> Result<u64, CudaError> {
+    /// Bytes that the driver took by itself: of all that is gone since the start, what nobody asked for.
+    fn driver_bytes(&self) -> Result<u64, CudaError> {
         let (now, _) = self.gpu.device.memory()?;
-        Ok(self.free_at_start.saturating_sub(now).saturating_sub(planned as u64))
+        Ok(self.free_at_start.saturating_sub(now).saturating_sub(self.plan.asked() as u64))
     }
 
     /// Says once what that was: behind the first step, when code and graphs are there.
@@ -181,7 +181,7 @@ impl CudaBackend {
         if std::mem::replace(&mut self.is_measured, true) {
             return Ok(());
         }
-        let taken = self.driver_bytes(self.plan.total() - self.plan.sizes.driver)?;
+        let taken = self.driver_bytes()?;
         let graphs: Vec<usize> = self.recordings.iter().flatten().map(|r| r.graph.nodes()).collect();
         let (count, nodes) = (graphs.len(), graphs.iter().sum::<usize>());
         tracing::info!(
@@ -252,7 +252,7 @@ impl Backend for CudaBackend {
         programs.extend(reserved.attention.few.map(|few| few.program()));
         self.gpu.load(&programs)?;
         self.reserved = Some(reserved);
-        let taken = self.driver_bytes(self.plan.total() - self.plan.sizes.driver)?;
+        let taken = self.driver_bytes()?;
         tracing::debug!("the driver took {} MiB of GPU memory before the first recording", taken >> 20);
         Ok(())
     }
@@ -275,7 +275,8 @@ impl Backend for CudaBackend {
                     programs.extend(kernel.map(|kernel| kernel.program(product, properties)));
                 }
                 Step::Fp8(FusedFp8 { product, .. }) => programs.extend(product.programs(properties)),
-                Step::Op(_) | Step::Norm { .. } | Step::Attend(_) => {}
+                Step::Router(routed) => programs.push(routed.program(&recording)),
+                Step::Op(_) | Step::Norm { .. } | Step::Attend(_) | Step::Experts(_) => {}
             }
         }
         programs.sort();
@@ -459,6 +460,8 @@ impl Reserved {
             letters_offset: letters_offset(reserve, properties, sizes.element, sizes.order),
         };
         attention.clear(stream)?;
+        let experts = DeviceMem::new(device, sizes.experts)?;
+        experts.fill(stream, 0, sizes.experts.min(MEETING_BYTES), 0)?;
         let frequencies: Vec<u8> =
             reserve.attention.rotary.frequencies.iter().flat_map(|f| f.to_le_bytes()).collect();
         let pinned = || Pinned::new(device, sizes.staging);
@@ -475,7 +478,7 @@ impl Reserved {
             landed: Instant::now(),
             masks: Masks::new(reserve.top.out_rows),
             attention,
-            experts: DeviceMem::new(device, sizes.experts)?,
+            experts,
             counts: if sizes.counts > 0 { Some(zeros(stream, COUNTS_BYTES)?) } else { None },
             cache,
             page_bytes: sizes.page / (2 * reserve.layers.max(1)),

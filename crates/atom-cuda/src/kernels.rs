@@ -31,7 +31,7 @@ macro_rules! headers {
 }
 
 headers! {
-    "attend_split_bf16.cuh" "attend_split_e4m3.cuh" "attend_tiles_e4m3.cuh" "dependent.cuh" "e4m3.cuh" "experts_choices.cuh" "hopper.cuh" "hopper_attend.cuh" "hopper_fp8.cuh" "rows.cuh" "sample.cuh" "sample_search.cuh" "stream.cuh"
+    "attend_split_bf16.cuh" "attend_split_e4m3.cuh" "attend_tiles_e4m3.cuh" "dependent.cuh" "e4m3.cuh" "experts_choices.cuh" "hopper.cuh" "hopper_attend.cuh" "hopper_fp8.cuh" "route.cuh" "rows.cuh" "sample.cuh" "sample_search.cuh" "stream.cuh"
 }
 
 macro_rules! sources {
@@ -55,6 +55,7 @@ sources! {
     "norm" &[&[]];
     "rope" &[&[]];
     "route" &[&[]];
+    "router_few" &[&["PIECES=1"], &["PIECES=2"]];
     "linear_small" &[
         &["ROWS_MAX=1", "RUN=4", "WARPS=8", "RING_KB=111", "NORM=0", "OUT=0"],
         &["ROWS_MAX=2", "RUN=1", "WARPS=8", "RING_KB=111", "NORM=1", "OUT=1"],
@@ -66,6 +67,13 @@ sources! {
         &["ROWS_MAX=2", "RUN=1", "WARPS=8", "RING_KB=111", "GROUPS=1", "OUT=1"],
         &["ROWS_MAX=8", "RUN=3", "WARPS=8", "RING_KB=106", "GROUPS=0", "OUT=2"],
         &["ROWS_MAX=16", "RUN=6", "WARPS=8", "RING_KB=88", "GROUPS=1", "OUT=3"],
+    ];
+    "linear_rows_fp8" &[
+        &["CLUSTER=1", "EACH=16", "STAGES=11", "GROUPS=0", "OUT=0"],
+        &["CLUSTER=2", "EACH=8", "STAGES=12", "GROUPS=1", "OUT=1"],
+        &["CLUSTER=2", "EACH=32", "STAGES=8", "GROUPS=1", "OUT=2"],
+        &["CLUSTER=1", "EACH=64", "STAGES=6", "GROUPS=0", "OUT=3"],
+        &["CLUSTER=2", "EACH=64", "STAGES=5", "GROUPS=1", "OUT=3"],
     ];
     "fp8_finish" &[&["OUT=0"], &["OUT=1"], &["OUT=2"], &["OUT=3"]];
     "quantise" &[&["HELD=2", "GROUPS=0"], &["HELD=4", "GROUPS=1"], &["HELD=6", "GROUPS=0"]];
@@ -89,6 +97,7 @@ sources! {
     "experts_simple" &[&[]];
     "experts_plan" &[&[]];
     "experts_few" &[&["DEPTH=4"], &["DEPTH=6"]];
+    "experts_one" &[&["DEPTH=3"], &["DEPTH=6"]];
     "experts_small" &[&["ROW_TILES=1", "DEPTH=4"], &["ROW_TILES=2", "DEPTH=4"]];
     "experts_gemm" &[&["CLUSTER=1"], &["CLUSTER=2"]];
     "experts_fp8" &[

@@ -9,7 +9,7 @@ use crate::fp8;
 use crate::fuse::{Step, fuse};
 use crate::launch::attend::{AttendHeads, AttendKernels};
 use crate::launch::attend_few::AttendFew;
-use crate::launch::experts::{Experts, ExpertsShape};
+use crate::launch::experts::{Experts, ExpertsShape, MEETING_BYTES};
 use crate::launch::rope::head_dim_max;
 use crate::launch::sample::{SampleMemory, VOCAB_MAX};
 use crate::layout::{Layout, Limits};
@@ -112,7 +112,8 @@ impl Sizer {
         let steps = fuse(recording, self.shelf.element(), self.order, codes, &self.properties, few.as_ref());
         let quantised = steps.iter().filter_map(|step| match step {
             Step::Fp8(fused) => Some(fused.product.scratch_bytes()),
-            Step::Op(_) | Step::Norm { .. } | Step::Product(_) | Step::Attend(_) => None,
+            Step::Op(_) | Step::Norm { .. } | Step::Product(_) => None,
+            Step::Attend(_) | Step::Router(_) | Step::Experts(_) => None,
         });
         self.quantised = self.quantised.max(quantised.max().unwrap_or(0));
         self.room = self.room.max(Places::new(recording, &steps, self.shelf.element()).bytes);
@@ -121,7 +122,9 @@ impl Sizer {
         let shape = |op| experts_shape(recording, op, self.shelf.element(), codes);
         let experts = recording.ops().iter().filter_map(shape);
         let bytes = experts
-            .map(|shape| Experts::in_order(shape, self.order, &self.properties).workspace_bytes())
+            .map(|shape| {
+                MEETING_BYTES + Experts::in_order(shape, self.order, &self.properties).workspace_bytes()
+            })
             .max();
         self.experts = self.experts.max(bytes.unwrap_or(0));
         let products = recording.ops().iter().filter(|op| matches!(op, Op::Linear { .. })).count();
@@ -169,13 +172,17 @@ impl Sizer {
 impl Sizes {
     /// Bytes that do not depend on the number of pages.
     pub fn fixed(&self) -> usize {
+        self.parts().map(rounded).iter().sum::<usize>() + rounded(self.driver)
+    }
+
+    /// All but what the driver takes by itself.
+    fn parts(&self) -> [usize; 12] {
         let Self { weights, room, staging, results, tables, sampling, .. } = *self;
-        let Self { loads, attention, experts, counts, workspace, driver, quantised, .. } = *self;
-        let parts = [
+        let Self { loads, attention, experts, counts, workspace, quantised, .. } = *self;
+        [
             weights, room, staging, results, tables, sampling, loads, attention, experts, counts, workspace,
-            driver, quantised,
-        ];
-        parts.map(rounded).iter().sum()
+            quantised,
+        ]
     }
 
     /// As many pages as fit into `budget` bytes; fewer than 2 are an error with the numbers.
@@ -200,6 +207,11 @@ impl Plan {
     /// All of it.
     pub fn total(&self) -> usize {
         self.sizes.fixed() + rounded(self.pages * self.sizes.page)
+    }
+
+    /// What is asked of the driver. It hands it out in larger pieces, so as much or somewhat more is gone then.
+    pub(crate) fn asked(&self) -> usize {
+        self.sizes.parts().iter().sum::<usize>() + self.pages * self.sizes.page
     }
 }
 
@@ -442,7 +454,9 @@ mod tests {
         let [half, whole] = [KvDType::E4M3, KvDType::BF16].map(|kv| sizes(Element::BF16, kv));
         // 2 tensors, 1 layer, 1 head of 64, 16 positions.
         assert_eq!((half.page, whole.page), (2 * 64 * 16, 4 * 64 * 16));
-        assert_eq!(Sizes { page: whole.page, ..half }, whole, "nothing else changes");
+        // The kernel for few rows is for bf16 alone, and has room of its own.
+        let Sizes { page, attention, .. } = whole;
+        assert_eq!(Sizes { page, attention, ..half }, whole, "nothing else changes");
         let budget = (whole.fixed() + 10 * whole.page) as u64;
         assert_eq!([half, whole].map(|sizes| sizes.pages_within(budget).unwrap()), [20, 10]);
         assert_eq!(sizes(Element::F32, KvDType::E4M3).page, half.page);

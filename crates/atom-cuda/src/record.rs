@@ -8,18 +8,19 @@ use crate::element::Element;
 use crate::error::CudaError;
 use crate::few_rows::FewRows;
 use crate::fp8::Stored;
-use crate::fuse::{FewAttention, Fused, FusedFp8, Step};
+use crate::fuse::{AddedExperts, FewAttention, Fused, FusedFp8, Routed, Step};
 use crate::graph::Graph;
 use crate::kernels::Queue;
 use crate::launch::attend::{self, AttendScratch, AttendStep, TileMaps};
 use crate::launch::attend_few::{self, FewMaps};
-use crate::launch::experts::{Experts, ExpertsArrays, ExpertsMaps, ExpertsPath};
+use crate::launch::experts::{Experts, ExpertsArrays, ExpertsMaps, ExpertsPath, ExpertsThen, MEETING_BYTES};
 use crate::launch::linear_fp8::{self, Fp8Operands, Fp8Path};
 use crate::launch::linear_small::SmallOperands;
 use crate::launch::norm::{self, HeadWidths, NORM_WIDTH_MAX, NormOf, NormWeight};
 use crate::launch::quantise;
 use crate::launch::rope::{self, HeadNorms, Heads, Places as RowPlaces};
 use crate::launch::route::{self, EXPERTS_MAX, TOP_K_MAX};
+use crate::launch::router_few::{self, RouterArrays};
 use crate::launch::rows::{self, RowExtent};
 use crate::launch::step;
 use crate::layout::Layout;
@@ -89,7 +90,7 @@ impl Capture<'_> {
                 Step::Op(&Op::Linear { x, weight, out, .. }) => {
                     products.push(scene.product(x, weight, out)?.0);
                 }
-                Step::Fp8(FusedFp8 { ref product, .. }) if product.path() != Fp8Path::Few => {
+                Step::Fp8(FusedFp8 { ref product, .. }) if !product.is_ours() => {
                     self.fp8_blas.choose(self.blas, product)?;
                 }
                 _ => {}
@@ -179,6 +180,8 @@ impl Scene<'_> {
             Step::Product(ref fused) => self.fused(fused),
             Step::Fp8(ref fused) => self.fp8(fused),
             Step::Attend(ref fused) => self.attend_few(fused),
+            Step::Router(ref routed) => self.router(routed),
+            Step::Experts(ref added) => self.experts(added.op, Some(added)),
         }
     }
 
@@ -239,7 +242,7 @@ impl Scene<'_> {
                 }?;
             }
             Op::Route { logits, bias, ref spec, out } => self.route(logits, bias, spec, out)?,
-            Op::Experts { .. } => self.experts(op)?,
+            Op::Experts { .. } => self.experts(op, None)?,
             Op::Sample { logits } => self.sample(logits)?,
             Op::DispatchRows { .. }
             | Op::CombineRows { .. }
@@ -373,7 +376,9 @@ impl Scene<'_> {
         let (fp8_blas, stream) = (self.with.fp8_blas, queue.stream);
         match product.path() {
             // SAFETY: see `op`.
-            Fp8Path::Few => unsafe { linear_fp8::multiply_few(queue, product, operands, real) }?,
+            Fp8Path::Few | Fp8Path::Rows => {
+                unsafe { linear_fp8::multiply_few(queue, product, operands, real) }?
+            }
             Fp8Path::Finished => {
                 let sums = self.with.reserved.quantised.address().plus(product.sums_offset());
                 let unscaled = Fp8Operands { out: sums, ..operands };
@@ -528,12 +533,42 @@ impl Scene<'_> {
         Ok(())
     }
 
-    fn experts(&self, op: &Op) -> Result<(), OpsError> {
+    fn router(&self, routed: &Routed<'_>) -> Result<(), OpsError> {
+        let &Routed { residual, added, norm: (norm, eps), normed, weight, bias, spec, out } = routed;
+        let Loaded::Matrix { outputs, inputs, at, stored: Stored::Plain } = self.with.shelf.loaded(weight)?
+        else {
+            return Err(OpsError::Weights(format!("{weight:?} is no matrix of plain elements")));
+        };
+        equal("inputs", inputs, self.spec(residual).width)?;
+        equal("outputs", outputs, spec.experts)?;
+        let norm = self.norm(residual, norm, eps)?;
+        let arrays = RouterArrays {
+            residual: self.at(residual),
+            added: added.map_or(Address::NULL, |added| self.at(added)),
+            normed: self.at(normed),
+            weight: self.with.weights.plus(at),
+            bias: bias.map_or(Ok(Address::NULL), |bias| self.vector(bias, spec.experts))?,
+            routes: self.at(out),
+            granted: self.staged(self.layout.group_rows),
+        };
+        // SAFETY: see `op`.
+        unsafe { router_few::router_few(&self.with.queue, spec, norm, arrays, self.real(residual)) }?;
+        if let Some(counts) = self.counts {
+            // SAFETY: see `op`.
+            unsafe { route::count_experts(&self.with.queue, spec, arrays.routes, self.real(out), counts) }?;
+        }
+        Ok(())
+    }
+
+    /// With `added`, sums go to the residual.
+    fn experts(&self, op: &Op, added: Option<&AddedExperts<'_>>) -> Result<(), OpsError> {
         let &Op::Experts { x, routes, gate_up, down, ref spec, gated, sums, out, .. } = op else {
             unreachable!("called for experts");
         };
         let hidden = self.spec(x).width;
-        self.same_type(x, out)?;
+        if added.is_none() {
+            self.same_type(x, out)?;
+        }
         let codes = |weight| self.with.shelf.codes(weight);
         let shape = experts_shape(self.recording, op, self.element(x), codes).expect("called for experts");
         let weights = self.with.weights;
@@ -555,9 +590,17 @@ impl Scene<'_> {
             }
             _ => Err(OpsError::Weights(format!("{weight:?} is no layer's experts"))),
         };
-        let real = self.real(x);
         let (gate_up, gate_up_scales) = experts(gate_up, (2 * spec.width, hidden))?;
         let (down, down_scales) = experts(down, (hidden, spec.width))?;
+        let (out, then) = match added {
+            None => (out, ExpertsThen::Write),
+            Some(&AddedExperts { residual, norm: None, .. }) => (residual, ExpertsThen::Add),
+            Some(&AddedExperts { residual, norm: Some((weight, eps, normed)), .. }) => {
+                self.same_type(x, normed)?;
+                (residual, ExpertsThen::AddNorm(self.norm(residual, weight, eps)?, self.at(normed)))
+            }
+        };
+        let (real, reserved) = (self.real(x), self.with.reserved);
         let arrays = ExpertsArrays {
             real_rows: real.counts,
             x: self.at(x),
@@ -566,10 +609,12 @@ impl Scene<'_> {
             down,
             scales: [gate_up_scales, down_scales],
             gated: self.at(gated),
-            workspace: self.with.reserved.experts.address(),
+            workspace: reserved.experts.address().plus(MEETING_BYTES),
+            meeting: reserved.experts.address(),
             out: self.at(out),
             out_element: self.element(out),
             sums,
+            then,
         };
         let (queue, device) = (&self.with.queue, self.with.queue.stream.device());
         let kernels = Experts::in_order(shape, self.with.blas.order(), device.properties());

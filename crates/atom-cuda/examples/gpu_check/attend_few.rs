@@ -7,7 +7,7 @@ use crate::rope::{Case, EPS};
 use atom_cuda::launch::attend::{AttendHeads, AttendStep};
 use atom_cuda::launch::attend_few::{self, AttendFew, FewMaps};
 use atom_cuda::launch::rope::{CacheLayer, HeadNorms, Heads, Places};
-use atom_cuda::{Address, CudaError, DeviceMem, Element};
+use atom_cuda::{Address, CudaError, DeviceMem, Element, KvElement};
 
 /// `(start, rows)` of each sequence of a step.
 const MIXES: &[&[(u32, u32)]] = &[
@@ -47,6 +47,7 @@ pub(crate) fn checks(kit: &mut Kit) -> Result<(), CudaError> {
                 page_size: [64, 16, 32, 128, 48, 8, 24][turn % 7],
                 window: [0, 100, 0, 17, 1, 0, 700][(turn + round) % 7],
                 has_sinks: turn % 4 == 1,
+                doubled: 0,
             };
             World::new(kit, shape, heads.3, (turn % 5 == 3, turn % 3 != 2), mix, turn % 4)?.check(kit)?;
         }
@@ -169,7 +170,12 @@ impl World {
             attend,
             heads,
             norms: has_norms.then(|| HeadNorms { q: floats[1].address(), k: floats[2].address(), eps: EPS }),
-            cache: CacheLayer { keys: keys.address(), values: values.address(), page_size },
+            cache: CacheLayer {
+                keys: keys.address(),
+                values: values.address(),
+                page_size,
+                element: KvElement::Own,
+            },
             pages,
             rows,
             stride,

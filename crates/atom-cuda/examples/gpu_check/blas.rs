@@ -85,7 +85,7 @@ fn fixed_order(kit: &mut Kit) -> Result<(), CudaError> {
             let cuts =
                 [(1, 1, 8), (7, 2, 8), (16, 1, 16), (16, 2, 8), (24, 1, 32), (64, 1, 64), (128, 2, 64)];
             for (rows, cluster, each) in cuts {
-                let cut = RowsCut::with(cluster, each);
+                let cut = RowsCut::with(cluster, each, 1);
                 let found = few_rows(kit, (rows, inputs, outputs), out_element, cut, (&x, &w))?;
                 let differ = (0..found.len()).filter(|&i| found[i] != expected[i % expected.len()]).count();
                 let name = format!("bits of {rows} rows, {inputs} x {outputs}, by {cut:?}");

@@ -1,7 +1,10 @@
 //! The experts of a layer, by every path that can run a shape.
 
 use crate::kit::Kit;
-use atom_cuda::launch::experts::{Experts, ExpertsArrays, ExpertsMaps, ExpertsPath, ExpertsShape};
+use atom_cuda::launch::experts::{
+    Experts, ExpertsArrays, ExpertsMaps, ExpertsPath, ExpertsShape, ExpertsThen, MEETING_BYTES,
+};
+use atom_cuda::launch::norm::NormWeight;
 use atom_cuda::{Address, CudaError, Element};
 
 /// How rows choose.
@@ -44,6 +47,11 @@ pub(crate) fn checks(kit: &mut Kit) -> Result<(), CudaError> {
         case([1, 300, 8, 8, 16, 104, 56], &[257], 32, Choice::One),
         case([2, 600, 2, 2, 2, 200, 72], &[513, 600], 6, Choice::One),
         case([1, 9, 2, 0, 3, 37, 19], &[8], 3, Choice::Any),
+        case([1, 1, 8, 0, 8, 2048, 264], &[1], 10, Choice::Any),
+        case([1, 1, 5, 8, 16, 1032, 264], &[1], 32, Choice::Any),
+        case([1, 1, 32, 0, 40, 520, 72], &[1], 40, Choice::Any),
+        case([1, 1, 3, 4, 4, 136, 88], &[1], 64, Choice::Some),
+        case([1, 1, 3, 0, 4, 136, 88], &[0], 4, Choice::Any),
     ];
     cases.iter().try_for_each(|case| check(kit, case))
 }
@@ -59,6 +67,10 @@ fn check(kit: &mut Kit, case: &Case) -> Result<(), CudaError> {
     }
     run(kit, case, Element::BF16, small(1, 4))?;
     run(kit, case, Element::BF16, small(2, 4))?;
+    if s.rows() == 1 {
+        run(kit, case, Element::BF16, ExpertsPath::One { depth: 3 })?;
+        run(kit, case, Element::BF16, ExpertsPath::One { depth: 6 })?;
+    }
     if s.rows() <= 64 && s.choices() <= 512 {
         run(kit, case, Element::BF16, few(4))?;
         run(kit, case, Element::BF16, few(6))?;
@@ -89,6 +101,7 @@ fn run(kit: &mut Kit, case: &Case, element: Element, path: ExpertsPath) -> Resul
     let real_rows = kit.upload_words(&case.real)?;
     let gated = kit.poisoned(shape.choices() * shape.width, element)?;
     let workspace = kit.poisoned(experts.workspace_bytes() / 4, Element::F32)?;
+    let meeting = kit.upload_words(&[0; MEETING_BYTES / 4])?;
     for (sums, out_element) in [(true, element), (true, Element::F32), (false, element)] {
         let width = if sums { shape.hidden } else { shape.top_k * shape.hidden };
         let out = kit.poisoned(shape.rows() * width, out_element)?;
@@ -101,16 +114,13 @@ fn run(kit: &mut Kit, case: &Case, element: Element, path: ExpertsPath) -> Resul
             scales: [Address::NULL; 2],
             gated: gated.address(),
             workspace: workspace.address(),
+            meeting: meeting.address(),
             out: out.address(),
             out_element,
             sums,
+            then: ExpertsThen::Write,
         };
-        let maps = match path {
-            ExpertsPath::Grouped { cluster } => {
-                Some(ExpertsMaps::new(&kit.device, &shape, &arrays, cluster)?)
-            }
-            _ => None,
-        };
+        let maps = maps(kit, &shape, &arrays, path)?;
         // SAFETY: the arrays have the shape's sizes and live until the output is read back.
         unsafe { experts.launch(&kit.queue(), &arrays, maps.as_ref()) }?;
         let found = kit.download(&out, out_element)?;
@@ -122,7 +132,72 @@ fn run(kit: &mut Kit, case: &Case, element: Element, path: ExpertsPath) -> Resul
             if sums { sums_of(&shape, &inputs.routes, &inputs.is_real, &outputs) } else { outputs.clone() };
         compare(kit, &name, &found, &expected, bound);
     }
+    if !experts.adds() && !experts.norms() || element == Element::F32 {
+        return Ok(());
+    }
+    // The same onto a residual: what is there must stay, and nothing else comes to it.
+    let before = kit.random(shape.rows() * shape.hidden, 1.0);
+    let (residual, normed) = (kit.upload(&before, Element::F32)?, kit.poisoned(before.len(), element)?);
+    let scales = kit.random(shape.hidden, 1.0);
+    let norm_weight = kit.upload(&scales, Element::F32)?;
+    let norm = NormWeight { weight: norm_weight.address(), width: shape.hidden, eps: 1e-6 };
+    let then = if experts.adds() { ExpertsThen::Add } else { ExpertsThen::AddNorm(norm, normed.address()) };
+    let arrays = ExpertsArrays {
+        real_rows: real_rows.address(),
+        x: x.address(),
+        routes: routes.address(),
+        gate_up: gate_up.address(),
+        down: down.address(),
+        scales: [Address::NULL; 2],
+        gated: gated.address(),
+        workspace: workspace.address(),
+        meeting: meeting.address(),
+        out: residual.address(),
+        out_element: Element::F32,
+        sums: true,
+        then,
+    };
+    let maps = maps(kit, &shape, &arrays, path)?;
+    // SAFETY: as above.
+    unsafe { experts.launch(&kit.queue(), &arrays, maps.as_ref()) }?;
+    let name = format!("{path:?} onto a residual, {:?} {shape:?}", case.choice);
+    let sums = sums_of(&shape, &inputs.routes, &inputs.is_real, &outputs);
+    let after: Vec<f64> = sums.iter().zip(&before).map(|(sum, &x)| f64::from(x) + sum).collect();
+    let found = kit.download(&residual, Element::F32)?;
+    let kept = (0..after.len()).filter(|&i| after[i].is_nan()).all(|i| found[i] == before[i]);
+    kit.check(&name, kept, "a residual of padding was changed");
+    let is_asked = |i: &usize| !after[*i].is_nan();
+    let (real, expected): (Vec<f32>, Vec<f64>) =
+        (0..after.len()).filter(is_asked).map(|i| (found[i], after[i])).unzip();
+    kit.near(&name, &real, &expected, 8e-3);
+    if experts.norms() {
+        let row = |row: &[f64]| {
+            let root = 1.0 / (row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64 + 1e-6).sqrt();
+            row.iter().zip(&scales).map(|(x, &scale)| x * root * f64::from(scale)).collect::<Vec<_>>()
+        };
+        let expected: Vec<f64> = after.chunks(shape.hidden).flat_map(row).collect();
+        compare(kit, &format!("norm of {name}"), &kit.download(&normed, element)?, &expected, 8e-3);
+    }
+    kit.equal(
+        "blocks leave their meeting as it was",
+        &kit.download_words(&meeting)?[1..],
+        &[0; MEETING_BYTES / 4 - 1],
+    );
+    let low = kit.download_words(&meeting)?[0] << 1;
+    kit.equal("the count of blocks that met", &[low], &[0]);
     Ok(())
+}
+
+fn maps(
+    kit: &Kit,
+    shape: &ExpertsShape,
+    arrays: &ExpertsArrays,
+    path: ExpertsPath,
+) -> Result<Option<ExpertsMaps>, CudaError> {
+    match path {
+        ExpertsPath::Grouped { cluster } => Ok(Some(ExpertsMaps::new(&kit.device, shape, arrays, cluster)?)),
+        _ => Ok(None),
+    }
 }
 
 fn inputs(kit: &mut Kit, case: &Case, element: Element) -> Inputs {

@@ -2,8 +2,11 @@
 
 use crate::experts::{Choice, case, routes_and_rows};
 use crate::kit::Kit;
-use atom_cuda::launch::experts::{Experts, ExpertsArrays, ExpertsMaps, ExpertsPath, ExpertsShape};
+use atom_cuda::launch::experts::{
+    Experts, ExpertsArrays, ExpertsMaps, ExpertsPath, ExpertsShape, ExpertsThen, MEETING_BYTES,
+};
 use atom_cuda::{CudaError, DeviceMem, Element, Fp8Form, Graph};
+use atom_weights::nearest_e4m3;
 use std::time::Instant;
 
 const ROWS: &[usize] = &[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192];
@@ -11,18 +14,24 @@ const FORMS: [Option<Fp8Form>; 3] = [None, Some(Fp8Form::Channel), Some(Fp8Form:
 /// Launches of a graph, and graphs of which the fastest counts.
 const LAUNCHES: usize = 10;
 const GRAPHS: usize = 5;
-const NOISE_BYTES: usize = 64 << 20;
+/// Numbers that weights repeat.
+const NORMAL: usize = 4 << 20;
 
 pub(crate) fn bench(kit: &mut Kit) -> Result<(), CudaError> {
     let [top_k, held, hidden, width] = [8, 128, 2048, 768];
-    // Random numbers, without which tensor cores draw less and run faster. Without the bit they are small in either type.
-    let noise: Vec<u8> =
-        (0..NOISE_BYTES / 8).flat_map(|_| (kit.word() & 0xbfbf_bfbf_bfbf_bfbf).to_le_bytes()).collect();
-    let weights = DeviceMem::new(&kit.device, 2 * held * 3 * width * hidden)?;
-    for offset in (0..weights.bytes()).step_by(NOISE_BYTES) {
-        weights.write(&kit.stream, offset, &noise[..NOISE_BYTES.min(weights.bytes() - offset)])?;
-    }
-    let scales = kit.upload(&vec![1e-3; held * 2 * width], Element::F32)?;
+    // Normal numbers in either type: products of other bits draw more or less and run at other clocks.
+    let normal = kit.random(NORMAL, 1.0);
+    let plain = Element::BF16.encode(&normal);
+    let codes: Vec<u8> = normal.iter().map(|x| nearest_e4m3(x * 90.0)).collect();
+    let [plain, codes] = [(plain, 2), (codes, 1)].map(|(pattern, bytes)| {
+        let weights = DeviceMem::new(&kit.device, bytes * held * 3 * width * hidden)?;
+        for offset in (0..weights.bytes()).step_by(pattern.len()) {
+            weights.write(&kit.stream, offset, &pattern[..pattern.len().min(weights.bytes() - offset)])?;
+        }
+        Ok::<_, CudaError>(weights)
+    });
+    let (plain, codes) = (plain?, codes?);
+    let scales = kit.upload(&vec![1e-4; held * 2 * width], Element::F32)?;
     for &rows in ROWS {
         let case = case([1, rows, top_k, 0, held, hidden, width], &[rows as u32], held, Choice::Any);
         let (x, routes, _) = routes_and_rows(kit, &case, Element::BF16);
@@ -33,7 +42,8 @@ pub(crate) fn bench(kit: &mut Kit) -> Result<(), CudaError> {
         let (x, routes) = (kit.upload(&x, Element::BF16)?, kit.upload(&routes, Element::F32)?);
         for fp8 in FORMS.into_iter().take(if kit.device.properties().capability == (9, 0) { 3 } else { 1 }) {
             let shape = ExpertsShape { fp8, ..case.shape };
-            let us = layer(kit, shape, [&x, &routes, &weights, &scales])?;
+            let weights = if fp8.is_some() { &codes } else { &plain };
+            let us = layer(kit, shape, [&x, &routes, weights, &scales])?;
             let bytes = chosen.len() * 3 * width * hidden * if fp8.is_some() { 1 } else { 2 };
             let form = fp8.map_or("bf16".to_owned(), |form| format!("{form:?}"));
             line += &format!(
@@ -58,6 +68,7 @@ fn layer(
     let real_rows = kit.upload_words(&[shape.rows() as u32])?;
     let gated = DeviceMem::new(&kit.device, 2 * shape.choices() * shape.width)?;
     let workspace = DeviceMem::new(&kit.device, experts.workspace_bytes().max(1))?;
+    let meeting = kit.upload_words(&[0; MEETING_BYTES / 4])?;
     let out = DeviceMem::new(&kit.device, 2 * shape.rows() * shape.hidden)?;
     let each = if shape.fp8.is_some() { 1 } else { 2 };
     let arrays = ExpertsArrays {
@@ -69,9 +80,11 @@ fn layer(
         scales: [scales.address(); 2],
         gated: gated.address(),
         workspace: workspace.address(),
+        meeting: meeting.address(),
         out: out.address(),
         out_element: Element::BF16,
         sums: true,
+        then: ExpertsThen::Write,
     };
     let maps = match experts.path() {
         ExpertsPath::Grouped { cluster } => Some(ExpertsMaps::new(&kit.device, &shape, &arrays, cluster)?),

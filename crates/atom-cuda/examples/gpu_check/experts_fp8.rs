@@ -4,8 +4,10 @@
 use crate::experts::{Case, Choice, case, compare, held, routes_and_rows, sums_of};
 use crate::fp8::quantised;
 use crate::kit::Kit;
-use atom_cuda::launch::experts::{Experts, ExpertsArrays, ExpertsMaps, ExpertsPath, ExpertsShape};
-use atom_cuda::{CudaError, DeviceMem, Element, Fp8Form};
+use atom_cuda::launch::experts::{
+    Experts, ExpertsArrays, ExpertsMaps, ExpertsPath, ExpertsShape, ExpertsThen,
+};
+use atom_cuda::{Address, CudaError, DeviceMem, Element, Fp8Form};
 use atom_weights::{DType, quant};
 
 /// Storing bf16 costs up to 2^-9 of each number: gated values once, outputs of many rows twice.
@@ -181,9 +183,11 @@ impl Scene {
                 scales: [self.gate_up.scales.address(), self.down.scales.address()],
                 gated: gated.address(),
                 workspace: workspace.address(),
+                meeting: Address::NULL,
                 out: out.address(),
                 out_element,
                 sums,
+                then: ExpertsThen::Write,
             };
             let maps = ExpertsMaps::fp8(&kit.device, &experts, &arrays, cluster)?;
             // SAFETY: the arrays have the shape's sizes and live until the output is read back.

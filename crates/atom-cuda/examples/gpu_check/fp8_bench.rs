@@ -7,7 +7,7 @@ use atom_cuda::launch::linear_small::{self, SmallOperands, SmallOut, SmallProduc
 use atom_cuda::launch::norm::{self, NormWeight};
 use atom_cuda::launch::quantise;
 use atom_cuda::launch::rows::{self, RowExtent};
-use atom_cuda::{Address, Blas, CudaError, DeviceMem, Element, Fp8Blas, Fp8Form, Graph, Product};
+use atom_cuda::{Address, Blas, CudaError, DeviceMem, Element, Fp8Blas, Fp8Form, Graph, Product, SumOrder};
 use std::time::Instant;
 
 const SHAPES: &[(&str, usize, usize)] =
@@ -19,7 +19,7 @@ const WEIGHTS_BYTES: usize = 1 << 30;
 const NOISE_BYTES: usize = 64 << 20;
 
 pub(crate) fn bench(kit: &mut Kit) -> Result<(), CudaError> {
-    let blas = (Blas::new(&kit.cublaslt, &kit.device)?, Fp8Blas::default());
+    let blas = (Blas::new(&kit.cublaslt, &kit.device, SumOrder::Fastest, None)?, Fp8Blas::default());
     let weights = DeviceMem::new(&kit.device, WEIGHTS_BYTES)?;
     // Random numbers, without which tensor cores draw less and run faster. Without the bit they are small in either type.
     let noise: Vec<u8> =
@@ -76,7 +76,7 @@ fn layer(
     let properties = kit.device.properties().clone();
     for product in &products {
         kit.load(&product.programs(&properties))?;
-        if product.path() != Fp8Path::Few {
+        if !product.is_ours() {
             fp8_blas.choose(blas, product)?;
         }
     }
@@ -118,7 +118,9 @@ fn layer(
                     _ => quantise::rows(&queue, &shape, gated.address(), operands.x, extent)?,
                 }
                 match product.path() {
-                    Fp8Path::Few => linear_fp8::multiply_few(&queue, product, operands, extent)?,
+                    Fp8Path::Few | Fp8Path::Rows => {
+                        linear_fp8::multiply_few(&queue, product, operands, extent)?
+                    }
                     Fp8Path::Finished => {
                         let unscaled = Fp8Operands { out: sums, ..operands };
                         fp8_blas.multiply(blas, &kit.stream, product, &unscaled)?;
@@ -235,7 +237,7 @@ fn codes(
     let header = kit.header(&[(0, rows as u32)])?;
     let extent = RowExtent::rows(header.address(), rows);
     kit.load(&product.programs(&kit.device.properties().clone()))?;
-    if product.path() != Fp8Path::Few {
+    if !product.is_ours() {
         fp8_blas.choose(blas, &product)?;
     }
     let unscaled = zeros(kit, 4 * rows.min(1024) * outputs)?;
@@ -254,7 +256,9 @@ fn codes(
                     quantise::rows(&kit.queue(), &shape, x, operands.x, extent)?;
                 }
                 match product.path() {
-                    Fp8Path::Few => linear_fp8::multiply_few(&kit.queue(), &product, operands, extent),
+                    Fp8Path::Few | Fp8Path::Rows => {
+                        linear_fp8::multiply_few(&kit.queue(), &product, operands, extent)
+                    }
                     Fp8Path::Finished => {
                         let sums = Fp8Operands { out: unscaled.address(), ..operands };
                         fp8_blas.multiply(blas, &kit.stream, &product, &sums)?;

@@ -60,7 +60,7 @@ pub(crate) fn checks_of_rows(kit: &mut Kit) -> Result<(), CudaError> {
         for (&(outputs, inputs), out) in SHAPES.iter().flat_map(|shape| outs.map(|out| (shape, out))) {
             let product = SmallProduct { rows, inputs, outputs, norms: false, out };
             let whole = |cluster: usize| rows.div_ceil(cluster).next_power_of_two().max(8);
-            let cuts = [1, 2].map(|cluster| RowsCut::with(cluster, whole(cluster)));
+            let cuts = [1, 2].map(|cluster| RowsCut::with(cluster, whole(cluster), 2));
             cases.extend(
                 cuts.into_iter().filter(|cut| cut.each <= 64).map(|cut| (product, counts, capacity, cut)),
             );
@@ -68,7 +68,7 @@ pub(crate) fn checks_of_rows(kit: &mut Kit) -> Result<(), CudaError> {
     }
     for outputs in [1, 3, 20, 4099] {
         let product = SmallProduct { rows: 12, inputs: 72, outputs, norms: false, out: SmallOut::F32 };
-        cases.push((product, &[9], 12, RowsCut::with(2, 8)));
+        cases.push((product, &[9], 12, RowsCut::with(2, 8, 1)));
     }
     let programs: Vec<_> = cases.iter().map(|(product, .., cut)| cut.program(product.out)).collect();
     kit.load(&programs)?;

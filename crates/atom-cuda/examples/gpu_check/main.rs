@@ -16,6 +16,7 @@ mod linear_small;
 mod norm;
 mod rope;
 mod route;
+mod router_few;
 mod rows;
 mod sample;
 mod step;
@@ -36,6 +37,7 @@ const FAMILIES: &[(&str, Checks)] = &[
     ("norm", norm::checks),
     ("rope", rope::checks),
     ("route", route::checks),
+    ("router_few", router_few::checks),
     ("attend", attend::checks),
     ("attend_few", attend_few::checks),
     ("experts", experts::checks),

@@ -105,7 +105,8 @@ fn random(kit: &mut Kit, spec: &RouteSpec, has_bias: bool, rows: usize) -> Resul
     let name = format!("{spec:?}, bias {has_bias}, {rows} rows");
     let (mut others, mut weights, mut expected) = (0, Vec::new(), Vec::new());
     for (logits, found) in logits.chunks(spec.experts).zip(found.chunks(2 * spec.top_k)) {
-        let wanted = reference(spec, logits, &bias);
+        let logits: Vec<f64> = logits.iter().map(|&x| f64::from(x)).collect();
+        let wanted = reference(spec, &logits, &bias);
         // In f32 two keys may come closer than in f64; then another choice is right as well, and rare.
         if wanted.iter().zip(found).any(|(wanted, &found)| wanted.0 as f32 != found) {
             others += 1;
@@ -127,8 +128,7 @@ fn random(kit: &mut Kit, spec: &RouteSpec, has_bias: bool, rows: usize) -> Resul
 }
 
 /// Experts in ascending order and their weights, straight from the rule.
-fn reference(spec: &RouteSpec, logits: &[f32], bias: &[f32]) -> Vec<(usize, f64)> {
-    let logits: Vec<f64> = logits.iter().map(|&x| f64::from(x)).collect();
+pub(crate) fn reference(spec: &RouteSpec, logits: &[f64], bias: &[f32]) -> Vec<(usize, f64)> {
     let total: f64 = logits.iter().map(|x| x.exp()).sum();
     let score = |x: &f64| if spec.is_sigmoid { 1.0 / (1.0 + (-x).exp()) } else { x.exp() / total };
     let scores: Vec<f64> = logits.iter().map(score).collect();

@@ -7,8 +7,9 @@
 
 use super::{CudaBackend, early};
 use crate::device::{Event, Stream};
+use crate::element::KvElement;
 use crate::error::CudaError;
-use crate::fuse::{Step, fuse};
+use crate::fuse::{AddedExperts, Step, fuse};
 use crate::graph::Graph;
 use crate::kernels::Queue;
 use crate::launch::linear_small::SmallOut;
@@ -73,7 +74,8 @@ impl CudaBackend {
         let times = graphs_us(&self.stream, &graphs)?;
         let seen: BTreeMap<usize, f64> = counts.into_iter().zip(times).collect();
         let positions = inputs.spans.iter().map(|span| u64::from(span.start + span.rows)).sum();
-        let sizes = Bytes { shelf: &self.shelf, positions, experts_read };
+        let cached_bytes = KvElement::from(reserved.reserve.kv_dtype).bytes(element);
+        let sizes = Bytes { shelf: &self.shelf, positions, cached_bytes, experts_read };
         let operators = by_kind(&steps, &seen, |step| kind(&self.shelf, step), |step| sizes.of(step));
         let (whole_us, copy_bytes_per_us) = (seen[&steps.len()], copy_bytes_per_us(&self.stream)?);
         Ok(StepTimes { operators, whole_us, copy_bytes_per_us })
@@ -154,28 +156,32 @@ struct Bytes<'a> {
     shelf: &'a Shelf,
     /// Of the cache, over all requests.
     positions: u64,
+    /// Of one number there.
+    cached_bytes: usize,
     experts_read: f64,
 }
 
 impl Bytes<'_> {
     fn cache(&self, spec: &AttentionSpec) -> u64 {
-        self.positions * (2 * spec.kv_heads * spec.head_dim * self.shelf.element().bytes()) as u64
+        self.positions * (2 * spec.kv_heads * spec.head_dim * self.cached_bytes) as u64
     }
 
     fn of(&self, step: &Step<'_>) -> u64 {
-        let element = self.shelf.element().bytes() as u64;
         let matrix = |weight: Weight| match self.shelf.loaded(weight) {
             Ok(Loaded::Matrix { outputs, inputs, .. } | Loaded::Experts { outputs, inputs, .. }) => {
-                (outputs * inputs) as u64 * element
+                // A code is a byte.
+                let element = self.shelf.codes(weight).map_or(self.shelf.element().bytes(), |_| 1);
+                (outputs * inputs * element) as u64
             }
             _ => 0,
         };
         match step {
             Step::Op(Op::Linear { weight, .. }) => matrix(*weight),
             Step::Product(fused) => matrix(fused.weight),
-            // A byte a weight.
-            Step::Fp8(fused) => (fused.product.inputs * fused.product.outputs) as u64,
-            Step::Op(Op::Experts { gate_up, down, .. }) => {
+            Step::Fp8(fused) => matrix(fused.weight),
+            Step::Router(routed) => matrix(routed.weight),
+            Step::Op(Op::Experts { gate_up, down, .. })
+            | Step::Experts(AddedExperts { op: Op::Experts { gate_up, down, .. }, .. }) => {
                 (self.experts_read * (matrix(*gate_up) + matrix(*down)) as f64) as u64
             }
             Step::Op(Op::Attend { spec, .. }) => self.cache(spec),

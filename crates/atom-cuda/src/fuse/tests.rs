@@ -74,7 +74,7 @@ fn words(steps: &[Step<'_>]) -> Vec<String> {
 }
 
 fn all(recording: &Recording) -> Vec<String> {
-    words(&fuse_where(recording, Element::BF16, |_| None, |_| true))
+    words(&fuse_where(recording, Element::BF16, |_| None, |_| true, None))
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn products_of_fp8_take_in_the_same_if_rows_are_few_and_a_norm_in_any_case() {
         layers.attention(false);
         layers.mlp();
         let recording = layers.head();
-        words(&fuse_where(&recording, Element::BF16, |_| Some(Fp8Form::Channel), |_| false))
+        words(&fuse_where(&recording, Element::BF16, |_| Some(Fp8Form::Channel), |_| false, None))
     };
     let head = ["norm", "pick rows", "Fp8 F32", "sample"];
     let few = [
@@ -124,11 +124,11 @@ fn products_that_are_not_taken_stay_as_they_were_recorded() {
     layers.attention(false);
     layers.mlp();
     let recording = layers.head();
-    let steps = fuse_where(&recording, Element::BF16, |_| None, |_| false);
+    let steps = fuse_where(&recording, Element::BF16, |_| None, |_| false, None);
     assert!(steps.iter().zip(recording.ops()).all(|(step, op)| *step == Step::Op(op)));
     assert_eq!(steps.len(), recording.ops().len());
     // Without norms in front the rest is taken in all the same.
-    let steps = fuse_where(&recording, Element::BF16, |_| None, |product| !product.norms);
+    let steps = fuse_where(&recording, Element::BF16, |_| None, |product| !product.norms, None);
     let expected = [
         "embed",
         "norm",
@@ -219,7 +219,7 @@ fn attention_of_few_rows_takes_in_norms_rope_and_cache() {
     layers.mlp();
     let (qkv, attended) = (layers.qkv, layers.attended);
     let recording = layers.head();
-    let plain = fuse_where(&recording, Element::BF16, |_| None, |_| true);
+    let plain = fuse_where(&recording, Element::BF16, |_| None, |_| true, None);
     let steps = fuse_attention(plain.clone(), &recording, Some(&few()));
     assert_eq!(steps.len(), plain.len() - 1);
     let found: Vec<_> = steps
@@ -238,7 +238,7 @@ fn attention_of_many_rows_stays_as_it_was() {
     let mut layers = Layers::new(33);
     layers.attention(false);
     let recording = layers.head();
-    let plain = fuse_where(&recording, Element::BF16, |_| None, |_| true);
+    let plain = fuse_where(&recording, Element::BF16, |_| None, |_| true, None);
     assert_eq!(fuse_attention(plain.clone(), &recording, Some(&few())), plain);
 }
 
@@ -249,6 +249,6 @@ fn whoever_else_reads_heads_that_were_turned_keeps_them_apart() {
     let qkv = layers.qkv;
     layers.ops.add(qkv, qkv);
     let recording = layers.head();
-    let plain = fuse_where(&recording, Element::BF16, |_| None, |_| true);
+    let plain = fuse_where(&recording, Element::BF16, |_| None, |_| true, None);
     assert_eq!(fuse_attention(plain.clone(), &recording, Some(&few())), plain);
 }

@@ -1,13 +1,18 @@
 //! The experts of a layer: which kernels run is decided by the shape, once, when a bucket is recorded.
 
+mod combine;
 mod fp8;
+mod one;
 
+use self::combine::COMBINE_NORM_MAX;
+use self::one::{one_depth, one_program};
 use crate::compile::Program;
 use crate::device::{Device, Properties};
 use crate::element::Element;
 use crate::error::CudaError;
 use crate::fp8::Fp8Form;
 use crate::kernels::Queue;
+use crate::launch::norm::NormWeight;
 use crate::memory::Address;
 use crate::module::{Arg, Launch, TensorMap, Tiling};
 use crate::order::SumOrder;
@@ -42,6 +47,11 @@ pub struct ExpertsShape {
 pub enum ExpertsPath {
     /// A warp for each dot product: f32, and sizes that are no multiples of 8.
     Simple,
+    /// A single row: one launch, whose blocks meet between the two products.
+    One {
+        /// Of the rings.
+        depth: usize,
+    },
     /// Two launches, each block sorts the choices for itself.
     Few {
         /// Of the rings of the first and the second product.
@@ -92,12 +102,28 @@ pub struct ExpertsArrays {
     pub gated: Address,
     /// Scratch, [`Experts::workspace_bytes`]; layers may share it.
     pub workspace: Address,
+    /// A u32 that is 0 before the first launch: blocks meet at it, and leave it as it was.
+    pub meeting: Address,
     /// `[rows, hidden]` if it sums, else `[rows, top_k * hidden]`, of `out_element`
     pub out: Address,
     /// The shape's, or f32.
     pub out_element: Element,
     /// Whether outputs are weighted and added.
     pub sums: bool,
+    /// What becomes of the sums.
+    pub then: ExpertsThen,
+}
+
+/// What becomes of a row's weighted sum.
+#[derive(Clone, Copy, Debug)]
+pub enum ExpertsThen {
+    /// It is written.
+    Write,
+    /// It is added to the f32 residual that `out` is. For paths that do so, see [`Experts::adds`].
+    Add,
+    /// The same, and the norm of the new residual is written, bf16 `[rows, hidden]`. For paths that do so, see
+    /// [`Experts::norms`].
+    AddNorm(NormWeight, Address),
 }
 
 /// Tensor maps of one layer: made once, since weights and scratch stay where they are.
@@ -117,6 +143,18 @@ impl ExpertsShape {
     /// Choices at full capacity.
     pub fn choices(&self) -> usize {
         self.rows() * self.top_k
+    }
+}
+
+impl ExpertsArrays {
+    /// As kernels get it that add by themselves.
+    fn sums_word(&self) -> Arg<'static> {
+        match (self.sums, self.then) {
+            (false, ExpertsThen::Write) => 0.into(),
+            (true, ExpertsThen::Write) => 1.into(),
+            (true, ExpertsThen::Add) => 2.into(),
+            (_, then) => unreachable!("{then:?} was asked of kernels that don't"),
+        }
     }
 }
 
@@ -146,10 +184,22 @@ impl Experts {
         self.path
     }
 
+    /// Whether it can do [`ExpertsThen::Add`].
+    pub fn adds(&self) -> bool {
+        matches!(self.path, ExpertsPath::One { .. } | ExpertsPath::Few { .. })
+    }
+
+    /// Whether it can do [`ExpertsThen::AddNorm`].
+    pub fn norms(&self) -> bool {
+        let is_combined = matches!(self.path, ExpertsPath::Small { .. } | ExpertsPath::Grouped { .. });
+        is_combined && self.shape.hidden <= COMBINE_NORM_MAX
+    }
+
     /// What must be loaded.
     pub fn programs(&self) -> Vec<Program> {
         match self.path {
             ExpertsPath::Simple => vec![Program::plain("experts_simple")],
+            ExpertsPath::One { depth } => vec![one_program(depth)],
             ExpertsPath::Few { depths } => depths.map(few_program).to_vec(),
             ExpertsPath::Small { row_tiles, depth } => {
                 vec![Program::plain("experts_plan"), small_program(row_tiles, depth)]
@@ -185,6 +235,7 @@ impl Experts {
         unsafe {
             match self.path {
                 ExpertsPath::Simple => self.simple(queue, arrays),
+                ExpertsPath::One { depth } => self.one(queue, arrays, depth),
                 ExpertsPath::Few { depths } => self.few(queue, arrays, depths),
                 ExpertsPath::Small { row_tiles, depth } => self.small(queue, arrays, row_tiles, depth),
                 ExpertsPath::Grouped { cluster } => {
@@ -275,7 +326,7 @@ impl Experts {
             who5,
             hidden,
             width,
-            i32::from(a.sums).into(),
+            a.sums_word(),
         ];
         let [gate, down] = few_shared(s, depths).map(launch);
         // SAFETY: the caller's.
@@ -391,23 +442,6 @@ impl Experts {
         }
     }
 
-    unsafe fn combine(
-        &self,
-        queue: &Queue<'_>,
-        a: &ExpertsArrays,
-        y: Address,
-        y_element: Element,
-    ) -> Result<(), CudaError> {
-        let s = &self.shape;
-        let [who0, who1, who2, who3, who4, who5] = self.choosers(a);
-        let name = format!("experts_combine_{}_{}", y_element.suffix(), a.out_element.suffix());
-        let launch = Launch::new(s.rows() as u32, 128).by(s.hidden.div_ceil(1024) as u32, 1).overlapping();
-        let args =
-            [y.into(), a.routes.into(), a.out.into(), who0, who1, who2, who3, who4, who5, int(s.hidden)];
-        // SAFETY: the caller's.
-        unsafe { queue.launch("experts_plan", &name, launch, &args) }
-    }
-
     /// Parameters of `Choosers` in the kernels.
     fn choosers(&self, a: &ExpertsArrays) -> [Arg<'static>; 6] {
         let s = &self.shape;
@@ -417,7 +451,7 @@ impl Experts {
     fn workspace(&self) -> Workspace<usize> {
         let (s, choices) = (&self.shape, self.shape.choices());
         let (tile_rows, y_bytes) = match self.path {
-            ExpertsPath::Simple | ExpertsPath::Few { .. } => {
+            ExpertsPath::Simple | ExpertsPath::One { .. } | ExpertsPath::Few { .. } => {
                 return Workspace::default();
             }
             ExpertsPath::Small { row_tiles, .. } => (8 * row_tiles, 4),
@@ -477,10 +511,15 @@ impl Workspace<usize> {
 
 impl ExpertsPath {
     fn choose(shape: &ExpertsShape, gpu: &Properties) -> Self {
-        match few_depths(shape, gpu.shared_bytes_max as usize) {
-            Some(depths) if shape.fp8.is_none() && Self::has_tensor_cores(shape) => Self::Few { depths },
-            _ => Self::choose_of_many(shape, gpu),
+        if shape.fp8.is_some() || !Self::has_tensor_cores(shape) {
+            return Self::choose_of_many(shape, gpu);
         }
+        let room = gpu.shared_bytes_max as usize;
+        if let Some(depth) = one_depth(shape, room) {
+            return Self::One { depth };
+        }
+        few_depths(shape, room)
+            .map_or_else(|| Self::choose_of_many(shape, gpu), |depths| Self::Few { depths })
     }
 
     /// The best that take any number of rows.
@@ -604,6 +643,9 @@ fn few_depths(shape: &ExpertsShape, room: usize) -> Option<[usize; 2]> {
     let depth = |i: usize| (3..=FEW_DEPTH).rev().find(|&depth| few_shared(shape, [depth; 2])[i] <= room);
     Some([depth(0)?, depth(1)?])
 }
+
+/// In front of the workspace that layers share: where blocks meet, see [`ExpertsArrays::meeting`].
+pub const MEETING_BYTES: usize = 128;
 
 /// Rows of a block of `experts_plan.cu`.
 const PLAN_ROWS: usize = 256;

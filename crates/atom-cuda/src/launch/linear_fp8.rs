@@ -6,6 +6,7 @@ use crate::device::Properties;
 use crate::error::CudaError;
 use crate::fp8::Fp8Form;
 use crate::kernels::Queue;
+use crate::launch::linear_rows_fp8::{self, Fp8Cut};
 use crate::launch::linear_small::{SMALL_ROWS_MAX, SmallOut};
 use crate::launch::quantise::{Quantised, QuantisedShape};
 use crate::launch::rows::{RowExtent, bytes, halves};
@@ -30,9 +31,11 @@ pub struct Fp8Product {
 /// Who computes a [`Fp8Product`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fp8Path {
-    /// A kernel of our own, with what stands around it.
+    /// A kernel of our own, with what stands behind it.
     Few,
-    /// cuBLASLt without scales, whose sums a kernel scales, with what stands around it.
+    /// Another, for more rows.
+    Rows,
+    /// cuBLASLt without scales, whose sums a kernel scales, with what stands behind it.
     Finished,
     /// cuBLASLt with scales.
     Scaled,
@@ -69,10 +72,17 @@ impl Fp8Product {
     /// 2 us for each of four products).
     pub fn path(&self) -> Fp8Path {
         match (self.rows, self.form) {
+            (..=FEW_ROWS_MAX, _) => Fp8Path::Few,
+            (..=ROWS_ROWS_MAX, form) if linear_rows_fp8::has_room(form, self.inputs) => Fp8Path::Rows,
             (..=SMALL_ROWS_MAX, _) => Fp8Path::Few,
             (..=FINISHED_ROWS_MAX, Fp8Form::Channel) => Fp8Path::Finished,
             _ => Fp8Path::Scaled,
         }
+    }
+
+    /// Whether it is done by a kernel of our own.
+    pub fn is_ours(&self) -> bool {
+        matches!(self.path(), Fp8Path::Few | Fp8Path::Rows)
     }
 
     /// Whether an activation or an addition behind it can be taken in.
@@ -100,6 +110,7 @@ impl Fp8Product {
     pub fn programs(&self, properties: &Properties) -> Vec<Program> {
         let of_product = match self.path() {
             Fp8Path::Few => Some(self.program_of(self.shape_on(properties))),
+            Fp8Path::Rows => Some(Fp8Cut::new(self, properties).program(self)),
             Fp8Path::Finished => Some(self.finish()),
             Fp8Path::Scaled => None,
         };
@@ -181,7 +192,7 @@ fn sums_bytes(rows_max: usize, run: usize, warps: usize) -> usize {
     warps * run * rows_max * 8 * 4
 }
 
-/// The product of few rows. `extent` is that of x and of `out`.
+/// The product by a kernel of our own: [`Fp8Path::Few`] or [`Fp8Path::Rows`]. `extent` is that of x and of `out`.
 ///
 /// # Safety
 /// Operands have the shapes and types that the product says, and start on 16 bytes.
@@ -191,6 +202,10 @@ pub unsafe fn multiply_few(
     operands: Fp8Operands,
     extent: RowExtent,
 ) -> Result<(), CudaError> {
+    if product.path() == Fp8Path::Rows {
+        // SAFETY: the caller's.
+        return unsafe { linear_rows_fp8::multiply(queue, product, &operands, extent) };
+    }
     assert!(
         product.path() == Fp8Path::Few && extent.capacity() <= product.rows,
         "{product:?} for {extent:?}"
@@ -249,6 +264,10 @@ pub unsafe fn finish(
 
 const FINISH_THREADS: u32 = 128;
 
+/// Up to so many rows the kernel whose threads read their own weights, beyond that the copy engine and wgmma.
+const FEW_ROWS_MAX: usize = 8;
+/// Up to so many rows these.
+const ROWS_ROWS_MAX: usize = 64;
 /// See [`Fp8Product::path`].
 const FINISHED_ROWS_MAX: usize = 128;
 

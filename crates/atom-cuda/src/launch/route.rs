@@ -27,20 +27,25 @@ pub unsafe fn route(
     );
     // Experts that each lane of a warp holds.
     let each = (experts.div_ceil(32)).next_power_of_two().max(4);
-    let router = [
-        experts as u32,
-        top_k as u32,
-        u32::from(spec.is_sigmoid),
-        groups as u32,
-        groups_kept as u32,
-        u32::from(spec.normalise),
-        spec.scale.to_bits(),
-    ];
+    let router = router_words(spec);
     let launch = Launch::new(extent.capacity().div_ceil(WARPS) as u32, 32 * WARPS as u32).overlapping();
     let words = extent.words();
     let args = [logits.into(), bias.into(), bytes(&router), out.into(), granted.into(), bytes(&words)];
     // SAFETY: the caller's.
     unsafe { queue.launch("route", &format!("route_{each}"), launch, &args) }
+}
+
+/// `Router` of the kernels.
+pub(crate) fn router_words(spec: &RouteSpec) -> [u32; 7] {
+    [
+        spec.experts as u32,
+        spec.top_k as u32,
+        u32::from(spec.is_sigmoid),
+        spec.groups as u32,
+        spec.groups_kept as u32,
+        u32::from(spec.normalise),
+        spec.scale.to_bits(),
+    ]
 }
 
 /// Adds the number of different experts that the real rows of `routes` name, as [`route`] left them, to the u64 at
