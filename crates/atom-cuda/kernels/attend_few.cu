@@ -572,6 +572,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDTH > 128 ? 1 : 2)
             post_sums(p, job, at, sums, stats, number);
             number += gridDim.x;
             if (number >= splits.all) break;
+            // The copy engine writes next where sums may have been.
+            proxy_fence();
             __syncthreads();
             job = Job(p, splits, number);
             begin(p, keys, values, job, at, full);

@@ -244,7 +244,6 @@ __device__ __forceinline__ void add_warps(Kept& total, Sums& sums, char* shared,
     __syncthreads();
     const u32 row = kept_row();
     Kept split;
-    split.clear();
 #pragma unroll
     for (int w = 0; w < WARPS; ++w) {
         const float* theirs = (const float*)(shared + (w * STAGES + stage) * STAGE);
@@ -253,7 +252,9 @@ __device__ __forceinline__ void add_warps(Kept& total, Sums& sums, char* shared,
 #pragma unroll
         for (int i = 0; i < KEPT; i += 4)
             *(float4*)(next.out + i) = *(const float4*)(theirs + row * N + (kept_column(i) ^ turned(row)));
-        split.add(next);
+        // The first one stands for itself: adding it to nothing would give the same.
+        if (w == 0) split = next;
+        else split.add(next);
     }
     total.add(split);
     __syncthreads();

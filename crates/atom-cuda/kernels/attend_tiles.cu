@@ -37,11 +37,12 @@
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 /// wgmma of 64 rows by N columns by 16, as Wgmma in hopper.cuh, with as many sums as there are: `keys` takes both operands
-/// from shared memory and starts from zero if not `add`, `values` takes A from registers and B with contiguous columns.
+/// from shared memory and starts from zero if not `add`, `keys_of` takes A from registers, `values` does and B with contiguous
+/// columns.
 template <int N>
 struct Mma;
 
-#define MMA(N, R0, R1, R2, R3, R4, REGS, ...)                                                                          \
+#define MMA(N, R0, R1, R2, R3, R4, R5, REGS, ...)                                                                          \
     template <>                                                                                                        \
     struct Mma<N> {                                                                                                    \
         static __device__ __forceinline__ void keys(float (&d)[N / 2], u64 a, u64 b, int add) {                        \
@@ -51,6 +52,13 @@ struct Mma;
                          : __VA_ARGS__                                                                                 \
                          : "l"(a), "l"(b), "r"(add));                                                                  \
         }                                                                                                              \
+        static __device__ __forceinline__ void keys_of(float (&d)[N / 2], const u32* a, u64 b, int add) {              \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " R5 ", 0;\n"                                           \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." FACTORS " {" REGS "}, {" R0 ", " R1 ", " R2 \
+                         ", " R3 "}, " R4 ", p, 1, 1, 0;\n}"                                                         \
+                         : __VA_ARGS__                                                                                 \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                              \
+        }                                                                                                              \
         static __device__ __forceinline__ void values(float (&d)[N / 2], const u32* a, u64 b) {                        \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"                                                 \
                          "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." FACTORS " {" REGS "}, {" R0 ", " R1 ", " R2 \
@@ -59,10 +67,10 @@ struct Mma;
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                        \
         }                                                                                                              \
     };
-MMA(64, "%32", "%33", "%34", "%35", "%36", WGMMA_S4, WGMMA_O4)
-MMA(96, "%48", "%49", "%50", "%51", "%52", WGMMA_S6, WGMMA_O6)
-MMA(128, "%64", "%65", "%66", "%67", "%68", WGMMA_S8, WGMMA_O8)
-MMA(256, "%128", "%129", "%130", "%131", "%132", WGMMA_S16, WGMMA_O16)
+MMA(64, "%32", "%33", "%34", "%35", "%36", "%37", WGMMA_S4, WGMMA_O4)
+MMA(96, "%48", "%49", "%50", "%51", "%52", "%53", WGMMA_S6, WGMMA_O6)
+MMA(128, "%64", "%65", "%66", "%67", "%68", "%69", WGMMA_S8, WGMMA_O8)
+MMA(256, "%128", "%129", "%130", "%131", "%132", "%133", WGMMA_S16, WGMMA_O16)
 
 namespace {
 
@@ -310,18 +318,28 @@ struct Sums {
     float max[2], sum[2];
 };
 
+#ifndef E4M3
+/// A warpgroup's queries: as they came, in shared memory until the tile's end.
 template <int N>
-__device__ __forceinline__ void multiply_keys(float (&s)[Shape<N>::KEYS / 2], u32 q, u32 k) {
+struct Queries {
+    static constexpr bool HELD = false;
+    u32 at;
+    __device__ __forceinline__ Scales take(const Params& p) { return {p.scale, p.scale}; }
+};
+
+template <int N>
+__device__ __forceinline__ void multiply_keys(float (&s)[Shape<N>::KEYS / 2], const Queries<N>& q, u32 k) {
     using S = Shape<N>;
     wgmma_fence();
 #pragma unroll
     for (int d = 0; d < N / 16; ++d) {
         const u32 chunk = d / 4, step = d % 4 * 32;
-        Mma<S::KEYS>::keys(s, wgmma_tile(q + chunk * 128 * 128 + step), wgmma_tile(k + chunk * S::KEYS * 128 + step),
+        Mma<S::KEYS>::keys(s, wgmma_tile(q.at + chunk * 128 * 128 + step), wgmma_tile(k + chunk * S::KEYS * 128 + step),
                            d != 0);
     }
     wgmma_commit();
 }
+#endif
 
 template <int N>
 __device__ __forceinline__ void multiply_values(float (&out)[N / 2], const u32 (&weights)[Shape<N>::KEYS / 4], u32 v) {
@@ -471,7 +489,9 @@ struct Consumer {
     const Params& p;
     char* shared;
     Barriers* bars;
-    u32 warpgroup, q, k, v, k_count, v_count;
+    u32 warpgroup;
+    Queries<N> q;
+    u32 k, v, k_count, v_count;
     u32 position[2];
     Scales scales;
     Sums<N> sums;
@@ -536,7 +556,7 @@ struct Consumer {
 
     /// The values of a tile's first block.
     __device__ __forceinline__ void end() {
-        release(&bars->q_empty);
+        if (!Queries<N>::HELD) release(&bars->q_empty);
         const u32 stage = v_count % STAGES;
         bars->v.wait_full(v_count);
         multiply_values<N>(sums.out, weights, v + stage * S::KV_BYTES);
@@ -552,9 +572,8 @@ __device__ void consume(const Params& p, char* shared, Barriers* bars) {
     const u32 warpgroup = threadIdx.x / 128 - 1, base = smem(shared);
     const u32 group = p.q_heads / p.kv_heads;
     const u32 first = warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-    Consumer<N> c{p, shared, bars, warpgroup, base + S::Q + warpgroup * 64 * 128, base + S::K, base + S::V};
+    Consumer<N> c{p, shared, bars, warpgroup, {base + S::Q + warpgroup * 64 * 128}, base + S::K, base + S::V};
     c.k_count = c.v_count = 0;
-    c.scales = {p.scale, p.scale};
     if (warpgroup == 1) turn_pass(1);
     for (u32 tile_count = 0;; ++tile_count) {
         barrier_wait(smem(&bars->q_full), tile_count & 1);
@@ -562,9 +581,11 @@ __device__ void consume(const Params& p, char* shared, Barriers* bars) {
         if (box.head == NONE) break;
         const Range<S::KEYS> range(box.tile, p.window);
         c.position[0] = box.tile.start + first / group, c.position[1] = box.tile.start + (first + 8) / group;
-#ifdef E4M3
-        c.scales = queries_to_halves<N>(shared + S::Q + warpgroup * 64 * 128, warpgroup, p.scale);
-#endif
+        c.scales = c.q.take(p);
+        if (Queries<N>::HELD) {
+            __syncwarp();
+            c.release(&bars->q_empty);
+        }
         c.begin(range.last, range.end);
         int n = range.last - 1;
         for (; n >= range.first && (u32)(n + 1) * S::KEYS > box.tile.start + 1; --n) c.template step<true>(n);
@@ -605,11 +626,11 @@ __device__ __forceinline__ void attend_tiles(const Params& p) {
     __syncthreads();
     if (threadIdx.x < 128) {
 #ifdef E4M3
-        registers_less<72>();
+        registers_less<56>();
         if (threadIdx.x >= 32) return convert<N>(p, shared, bars);
         produce<N>(p, shared, bars, units);
     } else {
-        registers_more<216>();
+        registers_more<224>();
 #else
         registers_less<24>();
         if (threadIdx.x < 32) produce<N>(p, shared, bars, units);

@@ -1,7 +1,7 @@
-// The part of attend_tiles.cu that is for a cache of e4m3. Codes come to shared memory as they are, in columns of 64; the three warps of the
-// producer's warpgroup that have nothing else to do make halves of them, which is exact, where wgmma wants them. Queries
-// are brought below 2^15 by a power of two for each row, in place, and scores back: bf16 loses nothing that matters (see
-// Shift). Weights as halves keep three bits more than bf16. Included within its namespace.
+// The part of attend_tiles.cu that is for a cache of e4m3. Codes come to shared memory as they are, in columns of 64; the
+// three warps of the producer's warpgroup that have nothing else to do make halves of them, which is exact, where wgmma
+// wants them. Queries are brought below 2^15 by a power of two for each row, and scores back: bf16 loses nothing that matters
+// (see Shift). Weights as halves keep three bits more than bf16. Included within its namespace.
 
 constexpr int CONVERTERS = 3;  // warps
 
@@ -93,32 +93,92 @@ __device__ void convert(const Params& p, char* shared, Barriers* bars) {
     }
 }
 
-/// Makes halves of a warpgroup's 64 rows of queries; two threads a row, of the warp that multiplies it.
+/// A warpgroup's queries as halves: in registers where these are enough, so that products read less of shared memory and the
+/// next tile's may come; else in their place.
 template <int N>
-__device__ __forceinline__ Scales queries_to_halves(char* q, u32 warpgroup, float scale) {
+struct Queries {
+    static constexpr bool HELD = N <= 128;
+    u32 at;
+    u32 words[HELD ? N / 4 : 1];
+
+    /// Makes halves of what came. Returns what scores of this thread's rows are multiplied by.
+    __device__ __forceinline__ Scales take(const Params& p) {
+        if constexpr (HELD) return hold(p);
+        return convert(p);
+    }
+
+    __device__ __forceinline__ Scales hold(const Params& p) {
+        const u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+        float most[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int d = 0; d < N / 16; ++d) {
+            u32* to = words + d * 4;
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                         : "r"(at + d / 4 * 128 * 128 + row * 128 + ((d % 4 * 2 + lane / 16) ^ (row & 7)) * 16)
+                         : "memory");
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                most[i % 2] = fmaxf(most[i % 2], fmaxf(fabsf(low_float(to[i])), fabsf(high_float(to[i]))));
+        }
+        Scales scales;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            most[half] = fmaxf(most[half], __shfl_xor_sync(0xffffffffu, most[half], 1));
+            const Shift shift(fmaxf(most[half], __shfl_xor_sync(0xffffffffu, most[half], 2)));
+#pragma unroll
+            for (int i = half; i < N / 4; i += 2) words[i] = shift.halves(words[i]);
+            scales.of[half] = p.scale * shift.back;
+        }
+        return scales;
+    }
+
+    /// Two threads a row, of the warp that multiplies it.
+    __device__ __forceinline__ Scales convert(const Params& p) {
+        using S = Shape<N>;
+        const u32 row = threadIdx.x % 128 / 2, part = threadIdx.x % 2, lane = threadIdx.x % 32;
+        // Where in a row an element stands is all the same here.
+        auto place = [&](int i) { return at + i / 4 * 128 * 128 + row * 128 + ((i % 4 * 2 + part) ^ (row & 7)) * 16; };
+        float most = 0.0f;
+#pragma unroll
+        for (int i = 0; i < S::CHUNKS * 4; ++i) {
+            const uint4 x = load_16(place(i));
+            for (u32 word : {x.x, x.y, x.z, x.w})
+                most = fmaxf(most, fmaxf(fabsf(low_float(word)), fabsf(high_float(word))));
+        }
+        const Shift shift(fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1)));
+#pragma unroll
+        for (int i = 0; i < S::CHUNKS * 4; ++i) {
+            const uint4 x = load_16(place(i));
+            store_16(place(i), make_uint4(shift.halves(x.x), shift.halves(x.y), shift.halves(x.z), shift.halves(x.w)));
+        }
+        proxy_fence();
+        // 1 to 3 are taken.
+        asm volatile("bar.sync %0, 128;" ::"r"(3 + threadIdx.x / 128) : "memory");
+        return {p.scale * __shfl_sync(0xffffffffu, shift.back, lane / 4 * 2),
+                p.scale * __shfl_sync(0xffffffffu, shift.back, lane / 4 * 2 + 16)};
+    }
+
+    static __device__ __forceinline__ uint4 load_16(u32 from) {
+        uint4 x;
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from) : "memory");
+        return x;
+    }
+    static __device__ __forceinline__ void store_16(u32 to, uint4 x) {
+        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+    }
+};
+
+template <int N>
+__device__ __forceinline__ void multiply_keys(float (&s)[Shape<N>::KEYS / 2], const Queries<N>& q, u32 k) {
     using S = Shape<N>;
-    const u32 row = threadIdx.x % 128 / 2, part = threadIdx.x % 2;
-    // Where in a row an element stands is all the same here.
-    auto at = [&](int i) { return (uint4*)(q + i / 4 * 128 * 128 + row * 128 + ((i % 4 * 2 + part) ^ (row & 7)) * 16); };
-    float most = 0.0f;
+    wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < S::CHUNKS * 4; ++i) {
-        const uint4 x = *at(i);
-        for (u32 word : {x.x, x.y, x.z, x.w}) most = fmaxf(most, fmaxf(fabsf(low_float(word)), fabsf(high_float(word))));
+    for (int d = 0; d < N / 16; ++d) {
+        const u32 step = d % 4 * 32;
+        const u64 keys = wgmma_tile(k + d / 4 * S::KEYS * 128 + step);
+        if constexpr (Queries<N>::HELD) Mma<S::KEYS>::keys_of(s, &q.words[d * 4], keys, d != 0);
+        else Mma<S::KEYS>::keys(s, wgmma_tile(q.at + d / 4 * 128 * 128 + step), keys, d != 0);
     }
-    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
-    const Shift shift(most);
-#pragma unroll
-    for (int i = 0; i < S::CHUNKS * 4; ++i) {
-        const uint4 x = *at(i);
-        *at(i) = make_uint4(shift.halves(x.x), shift.halves(x.y), shift.halves(x.z), shift.halves(x.w));
-    }
-    const u32 lane = threadIdx.x % 32;
-    Scales scales;
-    scales.of[0] = scale * __shfl_sync(0xffffffffu, shift.back, lane / 4 * 2);
-    scales.of[1] = scale * __shfl_sync(0xffffffffu, shift.back, lane / 4 * 2 + 16);
-    proxy_fence();
-    // 1 to 3 are taken.
-    asm volatile("bar.sync %0, 128;" ::"r"(4 + warpgroup) : "memory");
-    return scales;
+    wgmma_commit();
 }

@@ -16,7 +16,7 @@ use crate::kernels::Queue;
 use crate::landing::{Landing, Pace, TURNS, turn};
 use crate::launch::attend::{AttendHeads, AttendKernels};
 use crate::launch::attend_few::AttendFew;
-use crate::launch::experts::{Experts, MEETING_BYTES};
+use crate::launch::experts::Experts;
 use crate::launch::rope::CacheLayer;
 use crate::masks::Masks;
 use crate::memory::{Address, DeviceMem, Pinned};
@@ -398,7 +398,7 @@ impl Reserved {
         inputs: &StepInputs<'_>,
         (patience, counts): (Duration, bool),
     ) -> Result<(), CudaError> {
-        let sequence = self.landing.next();
+        let sequence = self.landing.begin();
         self.host.take_turn(turn(sequence));
         if self.reserve.poison {
             self.poison(queue.stream, inputs)?;
@@ -460,8 +460,6 @@ impl Reserved {
             letters_offset: letters_offset(reserve, properties, sizes.element, sizes.order),
         };
         attention.clear(stream)?;
-        let experts = DeviceMem::new(device, sizes.experts)?;
-        experts.fill(stream, 0, sizes.experts.min(MEETING_BYTES), 0)?;
         let frequencies: Vec<u8> =
             reserve.attention.rotary.frequencies.iter().flat_map(|f| f.to_le_bytes()).collect();
         let pinned = || Pinned::new(device, sizes.staging);
@@ -478,7 +476,7 @@ impl Reserved {
             landed: Instant::now(),
             masks: Masks::new(reserve.top.out_rows),
             attention,
-            experts,
+            experts: DeviceMem::new(device, sizes.experts)?,
             counts: if sizes.counts > 0 { Some(zeros(stream, COUNTS_BYTES)?) } else { None },
             cache,
             page_bytes: sizes.page / (2 * reserve.layers.max(1)),

@@ -97,7 +97,6 @@ sources! {
     "experts_simple" &[&[]];
     "experts_plan" &[&[]];
     "experts_few" &[&["DEPTH=4"], &["DEPTH=6"]];
-    "experts_one" &[&["DEPTH=3"], &["DEPTH=6"]];
     "experts_small" &[&["ROW_TILES=1", "DEPTH=4"], &["ROW_TILES=2", "DEPTH=4"]];
     "experts_gemm" &[&["CLUSTER=1"], &["CLUSTER=2"]];
     "experts_fp8" &[

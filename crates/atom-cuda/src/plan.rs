@@ -9,7 +9,7 @@ use crate::fp8;
 use crate::fuse::{Step, fuse};
 use crate::launch::attend::{AttendHeads, AttendKernels};
 use crate::launch::attend_few::AttendFew;
-use crate::launch::experts::{Experts, ExpertsShape, MEETING_BYTES};
+use crate::launch::experts::{Experts, ExpertsShape};
 use crate::launch::rope::head_dim_max;
 use crate::launch::sample::{SampleMemory, VOCAB_MAX};
 use crate::layout::{Layout, Limits};
@@ -122,9 +122,7 @@ impl Sizer {
         let shape = |op| experts_shape(recording, op, self.shelf.element(), codes);
         let experts = recording.ops().iter().filter_map(shape);
         let bytes = experts
-            .map(|shape| {
-                MEETING_BYTES + Experts::in_order(shape, self.order, &self.properties).workspace_bytes()
-            })
+            .map(|shape| Experts::in_order(shape, self.order, &self.properties).workspace_bytes())
             .max();
         self.experts = self.experts.max(bytes.unwrap_or(0));
         let products = recording.ops().iter().filter(|op| matches!(op, Op::Linear { .. })).count();

@@ -13,7 +13,7 @@ use crate::graph::Graph;
 use crate::kernels::Queue;
 use crate::launch::attend::{self, AttendScratch, AttendStep, TileMaps};
 use crate::launch::attend_few::{self, FewMaps};
-use crate::launch::experts::{Experts, ExpertsArrays, ExpertsMaps, ExpertsPath, ExpertsThen, MEETING_BYTES};
+use crate::launch::experts::{Experts, ExpertsArrays, ExpertsMaps, ExpertsPath, ExpertsThen};
 use crate::launch::linear_fp8::{self, Fp8Operands, Fp8Path};
 use crate::launch::linear_small::SmallOperands;
 use crate::launch::norm::{self, HeadWidths, NORM_WIDTH_MAX, NormOf, NormWeight};
@@ -375,8 +375,8 @@ impl Scene<'_> {
         };
         let (fp8_blas, stream) = (self.with.fp8_blas, queue.stream);
         match product.path() {
-            // SAFETY: see `op`.
             Fp8Path::Few | Fp8Path::Rows => {
+                // SAFETY: see `op`.
                 unsafe { linear_fp8::multiply_few(queue, product, operands, real) }?
             }
             Fp8Path::Finished => {
@@ -600,7 +600,7 @@ impl Scene<'_> {
                 (residual, ExpertsThen::AddNorm(self.norm(residual, weight, eps)?, self.at(normed)))
             }
         };
-        let (real, reserved) = (self.real(x), self.with.reserved);
+        let real = self.real(x);
         let arrays = ExpertsArrays {
             real_rows: real.counts,
             x: self.at(x),
@@ -609,8 +609,7 @@ impl Scene<'_> {
             down,
             scales: [gate_up_scales, down_scales],
             gated: self.at(gated),
-            workspace: reserved.experts.address().plus(MEETING_BYTES),
-            meeting: reserved.experts.address(),
+            workspace: self.with.reserved.experts.address(),
             out: self.at(out),
             out_element: self.element(out),
             sums,

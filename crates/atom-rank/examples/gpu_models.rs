@@ -30,7 +30,8 @@ use std::time::Instant;
 const CHECKS: &[(&str, fn())] = &[
     ("goldens", goldens_in_f32),
     ("bf16", bf16_is_near_and_poison_is_not_seen),
-    ("fp8_cache", fp8_cache::checks),
+    ("fp8_cache", fp8_cache::is_that_of_the_cpu),
+    ("fp8_bits", fp8_cache::bits_stay_and_bf16_is_near),
     ("fp8", fp8_is_near_what_its_weights_mean),
     ("sampling", sampled_tokens_are_those_of_the_cpu),
     ("deterministic", bits::of_golden_models_are_the_same_in_a_fixed_order),

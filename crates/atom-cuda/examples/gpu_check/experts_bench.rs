@@ -3,7 +3,7 @@
 use crate::experts::{Choice, case, routes_and_rows};
 use crate::kit::Kit;
 use atom_cuda::launch::experts::{
-    Experts, ExpertsArrays, ExpertsMaps, ExpertsPath, ExpertsShape, ExpertsThen, MEETING_BYTES,
+    Experts, ExpertsArrays, ExpertsMaps, ExpertsPath, ExpertsShape, ExpertsThen,
 };
 use atom_cuda::{CudaError, DeviceMem, Element, Fp8Form, Graph};
 use atom_weights::nearest_e4m3;
@@ -68,7 +68,6 @@ fn layer(
     let real_rows = kit.upload_words(&[shape.rows() as u32])?;
     let gated = DeviceMem::new(&kit.device, 2 * shape.choices() * shape.width)?;
     let workspace = DeviceMem::new(&kit.device, experts.workspace_bytes().max(1))?;
-    let meeting = kit.upload_words(&[0; MEETING_BYTES / 4])?;
     let out = DeviceMem::new(&kit.device, 2 * shape.rows() * shape.hidden)?;
     let each = if shape.fp8.is_some() { 1 } else { 2 };
     let arrays = ExpertsArrays {
@@ -80,7 +79,6 @@ fn layer(
         scales: [scales.address(); 2],
         gated: gated.address(),
         workspace: workspace.address(),
-        meeting: meeting.address(),
         out: out.address(),
         out_element: Element::BF16,
         sums: true,

@@ -7,7 +7,7 @@ use crate::kit::Kit;
 use atom_cuda::launch::experts::{
     Experts, ExpertsArrays, ExpertsMaps, ExpertsPath, ExpertsShape, ExpertsThen,
 };
-use atom_cuda::{Address, CudaError, DeviceMem, Element, Fp8Form};
+use atom_cuda::{CudaError, DeviceMem, Element, Fp8Form};
 use atom_weights::{DType, quant};
 
 /// Storing bf16 costs up to 2^-9 of each number: gated values once, outputs of many rows twice.
@@ -183,7 +183,6 @@ impl Scene {
                 scales: [self.gate_up.scales.address(), self.down.scales.address()],
                 gated: gated.address(),
                 workspace: workspace.address(),
-                meeting: Address::NULL,
                 out: out.address(),
                 out_element,
                 sums,

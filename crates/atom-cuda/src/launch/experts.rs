@@ -2,10 +2,8 @@
 
 mod combine;
 mod fp8;
-mod one;
 
 use self::combine::COMBINE_NORM_MAX;
-use self::one::{one_depth, one_program};
 use crate::compile::Program;
 use crate::device::{Device, Properties};
 use crate::element::Element;
@@ -47,11 +45,6 @@ pub struct ExpertsShape {
 pub enum ExpertsPath {
     /// A warp for each dot product: f32, and sizes that are no multiples of 8.
     Simple,
-    /// A single row: one launch, whose blocks meet between the two products.
-    One {
-        /// Of the rings.
-        depth: usize,
-    },
     /// Two launches, each block sorts the choices for itself.
     Few {
         /// Of the rings of the first and the second product.
@@ -102,8 +95,6 @@ pub struct ExpertsArrays {
     pub gated: Address,
     /// Scratch, [`Experts::workspace_bytes`]; layers may share it.
     pub workspace: Address,
-    /// A u32 that is 0 before the first launch: blocks meet at it, and leave it as it was.
-    pub meeting: Address,
     /// `[rows, hidden]` if it sums, else `[rows, top_k * hidden]`, of `out_element`
     pub out: Address,
     /// The shape's, or f32.
@@ -186,7 +177,7 @@ impl Experts {
 
     /// Whether it can do [`ExpertsThen::Add`].
     pub fn adds(&self) -> bool {
-        matches!(self.path, ExpertsPath::One { .. } | ExpertsPath::Few { .. })
+        matches!(self.path, ExpertsPath::Few { .. })
     }
 
     /// Whether it can do [`ExpertsThen::AddNorm`].
@@ -199,7 +190,6 @@ impl Experts {
     pub fn programs(&self) -> Vec<Program> {
         match self.path {
             ExpertsPath::Simple => vec![Program::plain("experts_simple")],
-            ExpertsPath::One { depth } => vec![one_program(depth)],
             ExpertsPath::Few { depths } => depths.map(few_program).to_vec(),
             ExpertsPath::Small { row_tiles, depth } => {
                 vec![Program::plain("experts_plan"), small_program(row_tiles, depth)]
@@ -235,7 +225,6 @@ impl Experts {
         unsafe {
             match self.path {
                 ExpertsPath::Simple => self.simple(queue, arrays),
-                ExpertsPath::One { depth } => self.one(queue, arrays, depth),
                 ExpertsPath::Few { depths } => self.few(queue, arrays, depths),
                 ExpertsPath::Small { row_tiles, depth } => self.small(queue, arrays, row_tiles, depth),
                 ExpertsPath::Grouped { cluster } => {
@@ -451,7 +440,7 @@ impl Experts {
     fn workspace(&self) -> Workspace<usize> {
         let (s, choices) = (&self.shape, self.shape.choices());
         let (tile_rows, y_bytes) = match self.path {
-            ExpertsPath::Simple | ExpertsPath::One { .. } | ExpertsPath::Few { .. } => {
+            ExpertsPath::Simple | ExpertsPath::Few { .. } => {
                 return Workspace::default();
             }
             ExpertsPath::Small { row_tiles, .. } => (8 * row_tiles, 4),
@@ -515,9 +504,6 @@ impl ExpertsPath {
             return Self::choose_of_many(shape, gpu);
         }
         let room = gpu.shared_bytes_max as usize;
-        if let Some(depth) = one_depth(shape, room) {
-            return Self::One { depth };
-        }
         few_depths(shape, room)
             .map_or_else(|| Self::choose_of_many(shape, gpu), |depths| Self::Few { depths })
     }
@@ -643,9 +629,6 @@ fn few_depths(shape: &ExpertsShape, room: usize) -> Option<[usize; 2]> {
     let depth = |i: usize| (3..=FEW_DEPTH).rev().find(|&depth| few_shared(shape, [depth; 2])[i] <= room);
     Some([depth(0)?, depth(1)?])
 }
-
-/// In front of the workspace that layers share: where blocks meet, see [`ExpertsArrays::meeting`].
-pub const MEETING_BYTES: usize = 128;
 
 /// Rows of a block of `experts_plan.cu`.
 const PLAN_ROWS: usize = 256;

@@ -37,7 +37,8 @@ impl RowsCut {
             && !product.norms;
         let (tiles, processors) = (product.outputs.div_ceil(TILE), properties.processors as usize);
         // Pairs of blocks pay where half of the multiprocessors would be idle and a block has rows to share.
-        let is_pair = product.rows > EACH_MAX || (product.rows > PAIR_ROWS && 2 * tiles <= processors);
+        let leaves_half_idle = 2 * tiles <= processors && product.inputs > PAIR_INPUTS;
+        let is_pair = product.rows > EACH_MAX || (product.rows > PAIR_ROWS && leaves_half_idle);
         let cluster = if is_pair { 2 } else { 1 };
         let each = product.rows.div_ceil(cluster).next_power_of_two().max(8);
         // A block that has a multiprocessor for itself wants all of its memory; where tiles outnumber multiprocessors, the
@@ -144,6 +145,8 @@ const STAGES_MIN: usize = 2;
 /// Up to so many rows a block alone is as fast as a pair. (H200, 4096 x 4096: 16 rows 11.2 us alone and 11.3 in pairs, 32 rows
 /// 12.3 and 11.7; 6144 x 4096, 32 rows: 15.1 and 15.6.)
 const PAIR_ROWS: usize = 16;
+/// And with so few inputs. (4096 x 1024, 32 rows: 4.4 us alone, 4.6 to 5.2 in pairs.)
+const PAIR_INPUTS: usize = 1024;
 
 #[cfg(test)]
 mod tests {

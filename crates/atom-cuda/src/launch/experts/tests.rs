@@ -1,4 +1,3 @@
-use super::one::one_shared;
 use super::*;
 
 fn gpu(capability: (i32, i32), shared_bytes_max: u32) -> Properties {
@@ -25,8 +24,7 @@ fn shape(rows: usize) -> ExpertsShape {
 fn the_bucket_decides_which_kernels_run() {
     let h200 = gpu((9, 0), 232_448);
     let path = |rows| Experts::new(shape(rows), &h200).path();
-    assert_eq!(path(1), ExpertsPath::One { depth: 3 });
-    assert_eq!(path(2), ExpertsPath::Few { depths: [6, 6] });
+    assert_eq!(path(1), ExpertsPath::Few { depths: [6, 6] });
     assert_eq!(path(32), ExpertsPath::Few { depths: [6, 6] });
     assert!(matches!(path(FEW_ROWS), ExpertsPath::Few { .. }));
     assert_eq!(path(FEW_ROWS + 1), ExpertsPath::Grouped { cluster: 1 });
@@ -48,8 +46,6 @@ fn kernels_fit_into_the_shared_memory_of_each_gpu() {
                 let shape = ExpertsShape { hidden, width, ..shape(rows) };
                 let used = match Experts::new(shape, &gpu(capability, room)).path() {
                     ExpertsPath::Simple => 0,
-                    // The next kernel's blocks have room beside these.
-                    ExpertsPath::One { depth } => 2 * one_shared(&shape, depth),
                     ExpertsPath::Few { depths } => few_shared(&shape, depths).into_iter().max().unwrap_or(0),
                     ExpertsPath::Small { row_tiles, depth } => {
                         stream_shared(row_tiles, depth, hidden.max(width))
