@@ -17,10 +17,8 @@
 // then the tiles of W.
 //
 // Launch contract. inputs is a multiple of 16; x, W start on 16 bytes; block.x = 32 * WARPS; dynamic shared memory RING_KB
-// KiB, and registers, such that two blocks leave room for one of quantise.cu: without it that block takes the place of the next
-// product's on its multiprocessor, whose weights another one has to read beside its own (10 us of 36 for 100 MB). Any grid is
-// right: outputs are given out in units of 8 (OUT 3: 8 pairs; outputs / 2 is a multiple of 8), see `each` and
-// `extra`. `extent` is that of x.
+// KiB. Two blocks leave memory and registers for one of quantise.cu. Any grid is right: outputs are given out in units of 8 (OUT
+// 3: 8 pairs; outputs / 2 is a multiple of 8), see `each` and `extra`. `extent` is that of x.
 #include "rows.cuh"
 #include "e4m3.cuh"
 

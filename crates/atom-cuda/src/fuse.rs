@@ -241,15 +241,15 @@ fn take_in_what_follows(
 
 /// The same with weights of FP8. Where rows are many, what stands around them stays as it is.
 fn take_in_codes(steps: &mut [Option<Step<'_>>], index: usize, fused: FusedFp8) {
-    if fused.product.fuses()
-        && let Some(Follower { reader, out, made, left }) = follower(steps, index, (fused.x, fused.out))
-    {
+    if let Some(Follower { reader, out, made, left }) = follower(steps, index, (fused.x, fused.out)) {
         let product = Fp8Product { out: made, ..fused.product };
-        steps[index] = Some(Step::Fp8(FusedFp8 { out, product, ..fused }));
-        steps[reader] = left;
-    } else {
-        steps[index] = Some(Step::Fp8(fused));
+        if product.fuses() {
+            steps[index] = Some(Step::Fp8(FusedFp8 { out, product, ..fused }));
+            steps[reader] = left;
+            return;
+        }
     }
+    steps[index] = Some(Step::Fp8(fused));
 }
 
 /// What a product can take in behind it.

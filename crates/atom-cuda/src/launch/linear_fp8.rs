@@ -4,7 +4,7 @@
 use crate::compile::Program;
 use crate::device::Properties;
 use crate::error::CudaError;
-use crate::fp8::{BLOCK, Fp8Form};
+use crate::fp8::Fp8Form;
 use crate::kernels::Queue;
 use crate::launch::linear_rows_fp8::{self, Fp8Cut};
 use crate::launch::linear_small::{SMALL_ROWS_MAX, SmallOut};
@@ -68,27 +68,16 @@ struct Shape {
 
 impl Fp8Product {
     /// Who computes it. cuBLASLt 13.1 has one kernel for scales of rows and outputs, which is slow where rows are few (H200,
-    /// layers of Qwen3-8B: 119 us at 32 rows, 103 at 128, 112 at 256; without scales 68, 73, 96, and the finish comes to about
-    /// 2 us for each of four products).
+    /// the four products of a layer of Qwen3-8B: 119 us at 32 rows, 102 at 128, 112 at 256; without scales 68, 73, 96; with
+    /// quantising, norms and finish 81 at 32 rows and 97 at 128).
     pub fn path(&self) -> Fp8Path {
         match (self.rows, self.form) {
             (..=FEW_ROWS_MAX, _) => Fp8Path::Few,
-            (..=ROWS_ROWS_MAX, form)
-                if linear_rows_fp8::has_room(form, self.inputs) && self.has_whole_halves() =>
-            {
-                Fp8Path::Rows
-            }
+            (..=ROWS_ROWS_MAX, _) if linear_rows_fp8::takes(self) => Fp8Path::Rows,
             (..=SMALL_ROWS_MAX, _) => Fp8Path::Few,
             (..=FINISHED_ROWS_MAX, Fp8Form::Channel) => Fp8Path::Finished,
             _ => Fp8Path::Scaled,
         }
-    }
-
-    /// Whether gate and up, one below the other, both begin with a block of scales, if there are blocks.
-    fn has_whole_halves(&self) -> bool {
-        self.form != Fp8Form::Block
-            || self.out != SmallOut::GatedSilu
-            || (self.outputs / 2).is_multiple_of(BLOCK)
     }
 
     /// Whether it is done by a kernel of our own.
@@ -282,8 +271,7 @@ const ROWS_ROWS_MAX: usize = 64;
 /// See [`Fp8Product::path`].
 const FINISHED_ROWS_MAX: usize = 128;
 
-/// Shared memory that two blocks leave to one that quantises the next rows: without it that block would keep one of the next
-/// product's from starting beside it.
+/// Shared memory that two blocks leave to one that quantises the next rows.
 const SHARED_OF_QUANTISING: usize = 4096;
 
 /// Tiles that a block may sum together. 8 would take more registers than leave room for a third block that quantises.

@@ -81,9 +81,11 @@ impl Fp8Cut {
     }
 }
 
-/// Whether a product's scales leave room for a ring, whatever its rows.
-pub(crate) fn has_room(form: Fp8Form, inputs: usize) -> bool {
-    form == Fp8Form::Channel || inputs <= INPUTS_MAX
+/// Whether the kernel can do a product, whatever its rows: scales must leave room for a ring, and a tile has one scale of
+/// blocks for its gate rows and one for its up rows, so none may lie in two blocks.
+pub(crate) fn takes(product: &Fp8Product) -> bool {
+    let is_cut = product.out == SmallOut::GatedSilu && !(product.outputs / 2).is_multiple_of(TILE / 2);
+    product.form == Fp8Form::Channel || (product.inputs <= INPUTS_MAX && !is_cut)
 }
 
 /// The product. `extent` is that of x and of `out`.
@@ -156,8 +158,8 @@ mod tests {
             for (form, inputs) in
                 [(Fp8Form::Channel, 32 << 10), (Fp8Form::Block, INPUTS_MAX), (Fp8Form::Block, 16)]
             {
-                assert!(has_room(form, inputs));
                 let product = Fp8Product { rows, inputs, outputs: 24576, form, out };
+                assert!(takes(&product));
                 let cut = Fp8Cut::new(&product, &properties);
                 assert!(rows <= cut.cluster * cut.each, "{product:?} {cut:?}");
                 let block = ALIGN + cut.stages * stage_bytes(cut.each) + cut.scales + SHARED_BESIDE;
@@ -166,6 +168,21 @@ mod tests {
                 assert!(cut.each * (TILE + 4) * 4 <= cut.stages * stage_bytes(cut.each), "{cut:?}");
             }
         }
+    }
+
+    #[test]
+    fn gate_and_up_rows_of_a_tile_lie_in_one_block_of_scales_each() {
+        let product = |outputs, form, out| Fp8Product { rows: 16, inputs: 256, outputs, form, out };
+        for (outputs, form, out, expected) in [
+            (4976, Fp8Form::Block, SmallOut::GatedSilu, false),
+            (4992, Fp8Form::Block, SmallOut::GatedSilu, true),
+            (4976, Fp8Form::Channel, SmallOut::GatedSilu, true),
+            (4976, Fp8Form::Block, SmallOut::Activations, true),
+        ] {
+            assert_eq!(takes(&product(outputs, form, out)), expected, "{outputs} {form:?} {out:?}");
+        }
+        let wide = Fp8Product { inputs: INPUTS_MAX + 16, ..product(512, Fp8Form::Block, SmallOut::F32) };
+        assert!(!takes(&wide));
     }
 
     /// Barriers, and what the driver takes for each block.
