@@ -5,8 +5,7 @@
 //   experts_few_gate_bf16          gated[position, w] = silu(gate . x) * (up . x), positions in sorted order
 //       dynamic shared memory = FEW + 16 held + DEPTH * 16384 + 8192 + min(rows, 8) * (ceil(hidden / 128) * 256 + 64)
 //   experts_few_down_{bf16,out32}  right behind it; sums = 1: out [rows, hidden] = weighted sums in the order of the route,
-//       from 0, in f32, every real row; sums = 2: that is added to out; sums = 0: out [rows, top_k * hidden], y at the
-//       place of its choice
+//       from 0, in f32, every real row; sums = 0: out [rows, top_k * hidden], y at the place of its choice
 //       dynamic shared memory = FEW + 16 held + DEPTH * 24576 + 64 * rows * top_k
 //   FEW = 12288; grid = multiprocessors, block 256
 //
@@ -268,8 +267,7 @@ __device__ __forceinline__ void few_out(const FewPlan& plan, const Choosers& who
             else
                 out[(u64)slot * hidden + column] = From<Out>::of(value);
         }
-        Out* to = out + (u64)row * hidden + column;
-        if (sums) *to = From<Out>::of(sums == 2 ? to_float(*to) + sum : sum);
+        if (sums) out[(u64)row * hidden + column] = From<Out>::of(sum);
     }
 }
 

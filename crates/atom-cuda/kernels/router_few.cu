@@ -70,9 +70,9 @@ template <typename T> __device__ __forceinline__ Columns read_columns(const T* r
 
 /// Of one row, by all threads of a block.
 struct Choice {
-    alignas(16) u32 keys[EXPERTS_MAX];
+    u32 keys[EXPERTS_MAX];
     u32 chosen[WARPS]; // experts of each warp: bit 4 e is set for the e-th of eight
-    alignas(16) float weights[32];
+    float weights[32];
     float largest;
     u32 has_nan;
 };
@@ -114,21 +114,14 @@ __device__ __forceinline__ void choose_plain(const float (&parts)[WARPS][EXPERTS
     if (before == 0 && quarter == 0) c.largest = unordered(key);
     __syncthreads();
     u32 place = __popc(mine & ((1u << lane) - 1));
-#pragma unroll
-    for (u32 w = 0; w < WARPS; w++) place += w < warp ? __popc(c.chosen[w]) : 0;
+    for (u32 w = 0; w < warp; w++) place += __popc(c.chosen[w]);
     bool writes = is_chosen && quarter == 0;
     float score = expf(logit - c.largest);
     if (writes) c.weights[place] = score;
     __syncthreads();
     if (!writes) return;
     float sum = 0.0f;
-#pragma unroll
-    for (u32 i = 0; i < 32; i += 4) {
-        if (i >= r.top_k) break;
-        float4 four = *reinterpret_cast<const float4*>(&c.weights[i]);
-        float b = i + 1 < r.top_k ? four.y : 0.0f, d = i + 2 < r.top_k ? four.z : 0.0f, e = i + 3 < r.top_k ? four.w : 0.0f;
-        sum += (four.x + b) + (d + e);
-    }
+    for (u32 i = 0; i < r.top_k; i++) sum += c.weights[i];
     out[place] = (float)expert;
     out[r.top_k + place] = c.has_nan ? __int_as_float(0x7fffffff) : score / sum * r.scale;
 }

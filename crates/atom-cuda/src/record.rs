@@ -594,8 +594,7 @@ impl Scene<'_> {
         let (down, down_scales) = experts(down, (hidden, spec.width))?;
         let (out, then) = match added {
             None => (out, ExpertsThen::Write),
-            Some(&AddedExperts { residual, norm: None, .. }) => (residual, ExpertsThen::Add),
-            Some(&AddedExperts { residual, norm: Some((weight, eps, normed)), .. }) => {
+            Some(&AddedExperts { residual, norm: (weight, eps, normed), .. }) => {
                 self.same_type(x, normed)?;
                 (residual, ExpertsThen::AddNorm(self.norm(residual, weight, eps)?, self.at(normed)))
             }

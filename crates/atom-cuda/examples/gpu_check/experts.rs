@@ -75,7 +75,7 @@ fn check(kit: &mut Kit, case: &Case) -> Result<(), CudaError> {
     let rounded = inputs(kit, case, Element::BF16);
     for path in paths {
         run(kit, case, &rounded, path)?;
-        if path != ExpertsPath::Simple {
+        if Experts::by(case.shape, path).norms() {
             onto_residual(kit, case, &rounded, path)?;
         }
     }
@@ -150,7 +150,6 @@ fn onto_residual(kit: &mut Kit, case: &Case, inputs: &Inputs, path: ExpertsPath)
     let scales = kit.random(shape.hidden, 1.0);
     let norm_weight = kit.upload(&scales, Element::F32)?;
     let norm = NormWeight { weight: norm_weight.address(), width: shape.hidden, eps: 1e-6 };
-    let then = if experts.adds() { ExpertsThen::Add } else { ExpertsThen::AddNorm(norm, normed.address()) };
     let arrays = ExpertsArrays {
         real_rows: real_rows.address(),
         x: x.address(),
@@ -163,7 +162,7 @@ fn onto_residual(kit: &mut Kit, case: &Case, inputs: &Inputs, path: ExpertsPath)
         out: residual.address(),
         out_element: Element::F32,
         sums: true,
-        then,
+        then: ExpertsThen::AddNorm(norm, normed.address()),
     };
     let maps = maps(kit, &shape, &arrays, path)?;
     // SAFETY: as in `run`.
@@ -178,14 +177,12 @@ fn onto_residual(kit: &mut Kit, case: &Case, inputs: &Inputs, path: ExpertsPath)
     let (real, expected): (Vec<f32>, Vec<f64>) =
         (0..after.len()).filter(is_asked).map(|i| (found[i], after[i])).unzip();
     kit.near(&name, &real, &expected, 8e-3);
-    if experts.norms() {
-        let row = |row: &[f64]| {
-            let root = 1.0 / (row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64 + 1e-6).sqrt();
-            row.iter().zip(&scales).map(|(x, &scale)| x * root * f64::from(scale)).collect::<Vec<_>>()
-        };
-        let expected: Vec<f64> = after.chunks(shape.hidden).flat_map(row).collect();
-        compare(kit, &format!("norm of {name}"), &kit.download(&normed, element)?, &expected, 8e-3);
-    }
+    let row = |row: &[f64]| {
+        let root = 1.0 / (row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64 + 1e-6).sqrt();
+        row.iter().zip(&scales).map(|(x, &scale)| x * root * f64::from(scale)).collect::<Vec<_>>()
+    };
+    let expected: Vec<f64> = after.chunks(shape.hidden).flat_map(row).collect();
+    compare(kit, &format!("norm of {name}"), &kit.download(&normed, element)?, &expected, 8e-3);
     Ok(())
 }
 

@@ -110,10 +110,8 @@ pub struct ExpertsArrays {
 pub enum ExpertsThen {
     /// It is written.
     Write,
-    /// It is added to the f32 residual that `out` is. For paths that do so, see [`Experts::adds`].
-    Add,
-    /// The same, and the norm of the new residual is written, bf16 `[rows, hidden]`. For paths that do so, see
-    /// [`Experts::norms`].
+    /// It is added to the f32 residual that `out` is, and the norm of the new residual is written, bf16 `[rows, hidden]`.
+    /// For paths that do so, see [`Experts::norms`].
     AddNorm(NormWeight, Address),
 }
 
@@ -134,18 +132,6 @@ impl ExpertsShape {
     /// Choices at full capacity.
     pub fn choices(&self) -> usize {
         self.rows() * self.top_k
-    }
-}
-
-impl ExpertsArrays {
-    /// As kernels get it that add by themselves.
-    fn sums_word(&self) -> Arg<'static> {
-        match (self.sums, self.then) {
-            (false, ExpertsThen::Write) => 0.into(),
-            (true, ExpertsThen::Write) => 1.into(),
-            (true, ExpertsThen::Add) => 2.into(),
-            (_, then) => unreachable!("{then:?} was asked of kernels that don't"),
-        }
     }
 }
 
@@ -173,11 +159,6 @@ impl Experts {
     /// What was chosen.
     pub fn path(&self) -> ExpertsPath {
         self.path
-    }
-
-    /// Whether it can do [`ExpertsThen::Add`].
-    pub fn adds(&self) -> bool {
-        matches!(self.path, ExpertsPath::Few { .. })
     }
 
     /// Whether it can do [`ExpertsThen::AddNorm`].
@@ -315,7 +296,7 @@ impl Experts {
             who5,
             hidden,
             width,
-            a.sums_word(),
+            i32::from(a.sums).into(),
         ];
         let [gate, down] = few_shared(s, depths).map(launch);
         // SAFETY: the caller's.
