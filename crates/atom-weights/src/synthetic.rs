@@ -53,8 +53,8 @@ pub(crate) fn unmade(config: &ModelConfig, rule: Rule, dtype: DType) -> Vec<(Str
     let tied = config.tied_embeddings;
     let one = |spec: TensorSpec| {
         let (name, shape, recipe) = (spec.name.clone(), spec.shape.clone(), recipe(&spec, tied, rule));
-        if let (Some(form), DType::BF16, Role::Matrix | Role::ResidualMatrix) = (config.fp8, dtype, spec.role)
-        {
+        let is_matrix = matches!(spec.role, Role::Matrix | Role::ResidualMatrix | Role::AttentionOutput);
+        if let (Some(form), DType::BF16, true) = (config.fp8, dtype, is_matrix) {
             return (name, unmade_codes(spec, form, tied, rule));
         }
         let dtype = stored(&spec, dtype);

@@ -2,9 +2,12 @@
 
 use crate::access::AccessArgs;
 use crate::answer_format::{FormatArg, parse_reasoning_format, parse_tool_format};
+pub(crate) use crate::choices::{
+    ActivationsArg, DTypeArg, Device, DummyType, IsaArg, KvCacheDType, LoadBalanceArg, MoeExchangeArg,
+};
 use atom_group::{Policy, PolicyError};
 use atom_text::{ReasoningFormat, ToolFormat};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -487,80 +490,6 @@ pub(crate) enum SimCommand {
     Load(Box<crate::simulate::LoadFlags>),
     /// Measure steps of ranks on this machine and fit what `load` takes steps to cost.
     Calibrate(Box<crate::simulate::CalibrateFlags>),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Device {
-    Auto,
-    Cpu,
-    Cuda,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum DTypeArg {
-    Auto,
-    #[value(alias = "bf16")]
-    Bfloat16,
-    #[value(alias = "f32")]
-    Float32,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum KvCacheDType {
-    Auto,
-    #[value(alias = "float32")]
-    F32,
-    #[value(aliases = ["float16", "half"])]
-    F16,
-    #[value(alias = "bfloat16")]
-    Bf16,
-    /// e4m3.
-    #[value(alias = "fp8_e4m3")]
-    Fp8,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum IsaArg {
-    Portable,
-    Avx2,
-    Avx512,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ActivationsArg {
-    Int8,
-    Int16,
-    F32,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "snake_case")]
-pub(crate) enum DummyType {
-    F32,
-    F16,
-    Bf16,
-    #[value(name = "q8_0")]
-    Q8,
-    #[value(name = "q4_0")]
-    Q40,
-    #[value(name = "q4_1")]
-    Q41,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum MoeExchangeArg {
-    Auto,
-    Gather,
-    Dispatch,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "snake_case")]
-pub(crate) enum LoadBalanceArg {
-    Work,
-    RoundRobin,
-    LeastRequests,
-    LeastTokens,
 }
 
 /// `--max_num_seqs` is `--max-num-seqs`; `-tp N` and `-dp N` are long flags with one dash.

@@ -1,8 +1,8 @@
 //! Chooses algorithms by timing them where they will run.
 //!
-//! cuBLASLt's own first choice for a product is a guess from its sizes. Here its first few, and some that it has for other rows, are timed on the GPU, with weights
-//! that lie where the model's do and are too many for the cache, as in a step, and the fastest one is kept, in memory and on
-//! disk. With sums in a fixed order only those are timed whose rows have the bits of the one algorithm that takes
+//! cuBLASLt's own first choice for a product is a guess from its sizes. Here its first few, and some that it has for other
+//! rows, are timed on the GPU, with weights that lie where the model's do and are too many for the cache, as in a step, and
+//! the fastest one is kept, in memory and on disk. With sums in a fixed order only those are timed whose rows have the bits of the one algorithm that takes
 //! any number of rows; see [`Blas::trial`].
 
 use super::{Algorithm, Blas, Chosen, Product, Reductions, Way};

@@ -4,7 +4,7 @@
 use crate::compile::Program;
 use crate::device::Properties;
 use crate::error::CudaError;
-use crate::fp8::Fp8Form;
+use crate::fp8::{BLOCK, Fp8Form};
 use crate::kernels::Queue;
 use crate::launch::linear_rows_fp8::{self, Fp8Cut};
 use crate::launch::linear_small::{SMALL_ROWS_MAX, SmallOut};
@@ -73,11 +73,22 @@ impl Fp8Product {
     pub fn path(&self) -> Fp8Path {
         match (self.rows, self.form) {
             (..=FEW_ROWS_MAX, _) => Fp8Path::Few,
-            (..=ROWS_ROWS_MAX, form) if linear_rows_fp8::has_room(form, self.inputs) => Fp8Path::Rows,
+            (..=ROWS_ROWS_MAX, form)
+                if linear_rows_fp8::has_room(form, self.inputs) && self.has_whole_halves() =>
+            {
+                Fp8Path::Rows
+            }
             (..=SMALL_ROWS_MAX, _) => Fp8Path::Few,
             (..=FINISHED_ROWS_MAX, Fp8Form::Channel) => Fp8Path::Finished,
             _ => Fp8Path::Scaled,
         }
+    }
+
+    /// Whether gate and up, one below the other, both begin with a block of scales, if there are blocks.
+    fn has_whole_halves(&self) -> bool {
+        self.form != Fp8Form::Block
+            || self.out != SmallOut::GatedSilu
+            || (self.outputs / 2).is_multiple_of(BLOCK)
     }
 
     /// Whether it is done by a kernel of our own.
