@@ -235,7 +235,7 @@ fn attention_of_few_rows_takes_in_norms_rope_and_cache() {
 
 #[test]
 fn attention_of_many_rows_stays_as_it_was() {
-    let mut layers = Layers::new(33);
+    let mut layers = Layers::new(9);
     layers.attention(false);
     let recording = layers.head();
     let plain = fuse_where(&recording, Element::BF16, |_| None, |_| true, None);
