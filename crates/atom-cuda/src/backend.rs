@@ -398,7 +398,7 @@ impl Reserved {
         inputs: &StepInputs<'_>,
         (patience, counts): (Duration, bool),
     ) -> Result<(), CudaError> {
-        let sequence = self.landing.next();
+        let sequence = self.landing.begin();
         self.host.take_turn(turn(sequence));
         if self.reserve.poison {
             self.poison(queue.stream, inputs)?;

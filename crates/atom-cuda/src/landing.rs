@@ -35,7 +35,7 @@ impl Landing {
     }
 
     /// Number of the next step; its lowest bit is its turn. Two steps may be on their way.
-    pub fn next(&mut self) -> u32 {
+    pub fn begin(&mut self) -> u32 {
         self.sequence = following(self.sequence);
         self.sequence
     }

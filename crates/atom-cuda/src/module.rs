@@ -49,9 +49,6 @@ pub struct Launch {
     pub shared: u32,
     /// Blocks of a cluster; 1 is none.
     pub cluster: u32,
-    /// Leaves the division of a multiprocessor's memory to kernels of much shared memory: a block beside such ones, which
-    /// another division would keep out.
-    pub beside_large: bool,
     /// May start while the kernel before it ends. The kernel then waits itself (`griddepcontrol.wait`) before it
     /// reads what that one wrote.
     pub overlaps: bool,
@@ -60,7 +57,7 @@ pub struct Launch {
 impl Launch {
     /// `blocks` in one dimension.
     pub fn new(blocks: u32, threads: u32) -> Self {
-        Self { grid: [blocks, 1, 1], threads, shared: 0, cluster: 1, beside_large: false, overlaps: false }
+        Self { grid: [blocks, 1, 1], threads, shared: 0, cluster: 1, overlaps: false }
     }
 
     /// Blocks in the other dimensions.
@@ -81,13 +78,6 @@ impl Launch {
     #[must_use]
     pub fn cluster(mut self, blocks: u32) -> Self {
         self.cluster = blocks;
-        self
-    }
-
-    /// See [`Launch::beside_large`].
-    #[must_use]
-    pub fn beside_large(mut self) -> Self {
-        self.beside_large = true;
         self
     }
 
@@ -260,7 +250,7 @@ impl Kernel {
                 Arg::Map(value) => std::ptr::from_ref(*value).cast_mut().cast(),
             };
         }
-        let mut attributes = [attribute_none(), attribute_none(), attribute_none()];
+        let mut attributes = [attribute_none(), attribute_none()];
         let mut count = 0;
         if launch.overlaps {
             attributes[count].id =
@@ -272,13 +262,6 @@ impl Kernel {
             attributes[count].id = cu::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
             attributes[count].value.clusterDim =
                 cu::CUlaunchAttributeValue_union__bindgen_ty_1 { x: launch.cluster, y: 1, z: 1 };
-            count += 1;
-        }
-        if launch.beside_large {
-            attributes[count].id =
-                cu::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
-            // Percent.
-            attributes[count].value.sharedMemCarveout = 100;
             count += 1;
         }
         let config = cu::CUlaunchConfig {

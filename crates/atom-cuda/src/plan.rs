@@ -406,9 +406,9 @@ const GRANULE: usize = 2 << 20;
 pub(crate) const LOADS_MAX: usize = 64;
 pub(crate) const LOADS_ROOM: usize =
     256 + LOADS_MAX * if SEEN_LOAD_BYTES > BIAS_LOAD_BYTES { SEEN_LOAD_BYTES } else { BIAS_LOAD_BYTES };
-/// Code of cuBLASLt's kernels, brought in as they are chosen.
-const DRIVER_BYTES: usize = 256 << 20;
-/// A kernel's node in an instantiated graph.
+/// Code, cuBLASLt's as it is chosen too: 28 MiB were measured (docs/performance/gpu-steps.md).
+const DRIVER_BYTES: usize = 96 << 20;
+/// A kernel's node in an instantiated graph: 2.2 KiB were measured, and an operator may have several.
 const NODE_BYTES: usize = 4 << 10;
 
 #[cfg(test)]

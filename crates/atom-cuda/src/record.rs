@@ -375,8 +375,8 @@ impl Scene<'_> {
         };
         let (fp8_blas, stream) = (self.with.fp8_blas, queue.stream);
         match product.path() {
-            // SAFETY: see `op`.
             Fp8Path::Few | Fp8Path::Rows => {
+                // SAFETY: see `op`.
                 unsafe { linear_fp8::multiply_few(queue, product, operands, real) }?
             }
             Fp8Path::Finished => {

@@ -432,7 +432,7 @@ pub(crate) struct BenchArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
     /// Closed-loop load on a server: latency percentiles and tokens per second.
-    Serve(atom_bench::ServeBench),
+    Serve(Box<atom_bench::ServeBench>),
     Step(Box<crate::step_bench::StepBenchFlags>),
 }
 

@@ -76,7 +76,7 @@ impl QuantisedShape {
         let threads = self.inputs.div_ceil(8 * held).next_multiple_of(32);
         assert!(threads <= 1024 && self.inputs.is_multiple_of(16), "{self:?}");
         let blocks = queue.processors() as usize * (THREADS_RESIDENT / threads).clamp(1, BLOCKS_MAX);
-        Launch::new(self.rows.min(blocks) as u32, threads as u32).beside_large().overlapping()
+        Launch::new(self.rows.min(blocks) as u32, threads as u32).overlapping()
     }
 
     fn words(&self, at: Quantised, in_turn: bool) -> [u32; 6] {

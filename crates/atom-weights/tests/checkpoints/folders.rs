@@ -340,7 +340,7 @@ fn late_dummies_of_fp8_configurations_are_codes() {
     ] {
         let folder = Folder::new("late_dummies_of_fp8");
         let config = DUMMY_CONFIG.trim_end().strip_suffix('}').unwrap();
-        folder.write("config.json", &format!("{config}, \"quantization_config\": {scheme}}}"));
+        folder.write("config.json", format!("{config}, \"quantization_config\": {scheme}}}"));
         let unmade = Checkpoint::dummy_unmade(folder.path(), DType::BF16).unwrap();
         let exact = Checkpoint::dummy(folder.path(), DType::F32).unwrap();
         for name in [UP, "model.layers.1.self_attn.o_proj.weight"] {
