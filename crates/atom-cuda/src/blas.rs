@@ -2,7 +2,7 @@
 
 mod timing;
 
-pub(crate) use timing::{Operands, launches_max};
+pub(crate) use timing::Operands;
 
 use crate::api::CublasLt;
 use crate::choices::Choices;
@@ -17,7 +17,6 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// `out[rows, outputs] = x[rows, inputs] weight[outputs, inputs]^T`, all row-major and without gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -45,11 +44,6 @@ impl Product {
         let Self { rows, inputs, outputs, element, out, .. } = *self;
         [rows * inputs * element.bytes(), outputs * inputs * element.bytes(), rows * outputs * out.bytes()]
     }
-
-    /// The same for half of the rows.
-    fn half(self) -> Self {
-        Self { rows: self.rows / 2, ..self }
-    }
 }
 
 /// A handle with its workspace and the algorithms that were chosen.
@@ -59,21 +53,12 @@ pub struct Blas {
     workspace: DeviceMem,
     order: SumOrder,
     choices: RefCell<Choices>,
-    chosen: RefCell<HashMap<Product, Way>>,
-    /// Products that were timed, and how long that took, since somebody asked.
-    timed: Cell<(usize, Duration)>,
+    chosen: RefCell<HashMap<Product, Chosen>>,
+    tally: Cell<timing::Tally>,
 }
 
 // SAFETY: a handle may be used from any thread, by one at a time.
 unsafe impl Send for Blas {}
-
-/// How a product is done.
-enum Way {
-    /// At once.
-    One(Chosen),
-    /// As two products of half of its rows, each in its own way: so that what a half reads stays in the cache.
-    Halves,
-}
 
 /// Descriptions that a call needs, with the algorithm.
 struct Chosen {
@@ -110,8 +95,8 @@ impl Blas {
         );
         let (choices, chosen) = (RefCell::new(Choices::open(cache, of)), RefCell::default());
         let (library, workspace) = (Arc::clone(library), DeviceMem::new(device, 0)?);
-        let timed = Cell::default();
-        let mut blas = Self { library, handle, workspace, order, choices, chosen, timed };
+        let tally = Cell::default();
+        let mut blas = Self { library, handle, workspace, order, choices, chosen, tally };
         blas.workspace = DeviceMem::new(device, WORKSPACE_BYTES)?;
         Ok(blas)
     }
@@ -129,7 +114,7 @@ impl Blas {
                 SumOrder::Fastest => chosen.first(self.handle, Reductions::Any)?,
                 SumOrder::Fixed => self.one_for_all_rows(&chosen)?,
             };
-            self.chosen.borrow_mut().insert(product, Way::One(chosen));
+            self.chosen.borrow_mut().insert(product, chosen);
         }
         Ok(())
     }
@@ -199,19 +184,9 @@ impl Blas {
         }
         self.choose(product)?;
         let chosen = self.chosen.borrow();
-        match &chosen[&product] {
-            // SAFETY: the caller's.
-            Way::One(chosen) => unsafe { self.run(chosen, &chosen.algorithm, stream, [x, weight, out]) },
-            Way::Halves => {
-                let half = product.half();
-                let [x_bytes, _, out_bytes] = half.bytes();
-                // SAFETY: the caller's, of the first rows and of the others; halves were chosen before their whole.
-                unsafe {
-                    self.multiply(stream, half, x, weight, out)?;
-                    self.multiply(stream, half, x.plus(x_bytes), weight, out.plus(out_bytes))
-                }
-            }
-        }
+        let chosen = &chosen[&product];
+        // SAFETY: the caller's.
+        unsafe { self.run(chosen, &chosen.algorithm, stream, [x, weight, out]) }
     }
 
     /// # Safety
@@ -450,7 +425,7 @@ const FIXED_VERSION: usize = 1301;
 /// Choices of the library that are looked at for it.
 const FIXED_CANDIDATES: usize = 16;
 /// Changes with the way that algorithms are chosen and kept.
-const FORM: &str = "second form";
+const FORM: &str = "third form";
 /// Rows whose algorithm all have where sums have a fixed order.
 const FIXED_ROWS: usize = 128;
 /// CUBLASLT_REDUCTION_SCHEME_NONE

@@ -1,6 +1,5 @@
 //! How much device memory a rank takes, known to the byte before any of it is taken.
 
-use crate::blas::launches_max;
 use crate::buffers::Places;
 use crate::device::Properties;
 use crate::element::{Element, KvElement};
@@ -125,12 +124,10 @@ impl Sizer {
             .map(|shape| Experts::in_order(shape, self.order, &self.properties).workspace_bytes())
             .max();
         self.experts = self.experts.max(bytes.unwrap_or(0));
-        let products = recording.ops().iter().filter(|op| matches!(op, Op::Linear { .. })).count();
-        let launches = recording.ops().len() + products * (launches_max(recording.shape().rows) - 1);
-        self.recordings += launches;
+        self.recordings += recording.ops().len();
         if recording.counts_experts() {
             // A second graph.
-            self.recordings += launches;
+            self.recordings += recording.ops().len();
             self.counts = COUNTS_BYTES;
         }
         Ok(())

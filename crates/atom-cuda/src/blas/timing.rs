@@ -1,18 +1,17 @@
 //! Chooses algorithms by timing them where they will run.
 //!
 //! cuBLASLt's own first choice for a product is a guess from its sizes. Here its first few, and some that it has for other
-//! rows, are timed on the GPU, with weights that lie where the model's do and are too many for the cache, as in a step, and
-//! the fastest one is kept, in memory and on disk. With sums in a fixed order only those are timed whose rows have the bits of the one algorithm that takes
-//! any number of rows; see [`Blas::trial`].
+//! rows, are timed on the GPU, with weights that lie where the model's do and are too many for the cache, as in a step.
+//! The fastest one is kept, in memory and on disk. With sums in a fixed order only those are timed whose rows have the bits of
+//! the one algorithm that takes any number of rows; see [`Blas::trial`].
 
-use super::{Algorithm, Blas, Chosen, Product, Reductions, Way};
-use crate::choices::Words;
+use super::{Algorithm, Blas, Chosen, Product, Reductions};
 use crate::device::{Event, Stream};
 use crate::error::CudaError;
 use crate::graph::Graph;
 use crate::memory::{Address, DeviceMem};
 use crate::order::SumOrder;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What products are timed with: the model's weights as both operands, and a step's buffers for the output, which hold
 /// nothing between steps.
@@ -20,6 +19,26 @@ pub(crate) struct Operands<'a> {
     pub(crate) stream: &'a Stream,
     pub(crate) weights: (Address, usize),
     pub(crate) room: &'a DeviceMem,
+}
+
+/// What was timed so far.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Tally {
+    /// Since it was told.
+    timed: usize,
+    /// Products that came when the time was spent, since it was told.
+    left: usize,
+    /// In all.
+    spent: Duration,
+}
+
+/// How a product got its algorithm.
+enum Settled {
+    /// It had one, or an earlier start kept one.
+    Known,
+    Timed,
+    /// The library's first choice, untimed.
+    Left,
 }
 
 /// A candidate with its times so far, in microseconds.
@@ -37,88 +56,59 @@ impl Blas {
         products: &[Product],
         operands: &Operands<'_>,
     ) -> Result<(), CudaError> {
-        let (mut timed, start) = (0, Instant::now());
+        let (mut tally, start) = (self.tally.get(), Instant::now());
+        let before = tally;
         for product in products.iter().filter(|product| product.rows > 0) {
-            timed += self.settle(*product, operands)?;
+            let may_time = before.spent + start.elapsed() < TIMING_MAX;
+            match self.settle(*product, may_time.then_some(operands))? {
+                Settled::Timed => tally.timed += 1,
+                Settled::Left if !may_time => tally.left += 1,
+                Settled::Left | Settled::Known => {}
+            }
         }
-        if timed > 0 {
+        if tally.timed > before.timed {
             self.choices.borrow().save();
-            let (before, spent) = self.timed.get();
-            self.timed.set((before + timed, spent + start.elapsed()));
         }
+        tally.spent += start.elapsed();
+        self.tally.set(tally);
         Ok(())
     }
 
     /// Tells how many products were timed since it was asked last, if any were.
     pub(crate) fn report(&self) {
-        let (timed, spent) = self.timed.take();
+        let Tally { timed, left, spent } = self.tally.get();
         if timed > 0 {
             tracing::info!(
-                "{timed} products timed to choose their algorithms in {:.2} s",
+                "{timed} products timed to choose their algorithms in {:.2} s; {left} left to cuBLASLt's first choice until \
+                 the next start",
                 spent.as_secs_f64()
             );
         }
+        self.tally.set(Tally { timed: 0, left: 0, spent });
     }
 
-    /// Chooses one product, and its halves where these may be faster. Returns how many were timed.
-    fn settle(&self, product: Product, operands: &Operands<'_>) -> Result<usize, CudaError> {
+    /// Chooses one product, by timing only if there are operands for it.
+    fn settle(&self, product: Product, operands: Option<&Operands<'_>>) -> Result<Settled, CudaError> {
         if self.chosen.borrow().contains_key(&product) {
-            return Ok(0);
+            return Ok(Settled::Known);
         }
-        let mut timed = 0;
         let mut chosen = Chosen::new(&self.library, product)?;
-        let kept = self.choices.borrow().of(&product);
-        let way = if kept == Some(HALVES) && may_be_halved(&product) {
-            timed += self.settle(product.half(), operands)?;
-            Way::Halves
-        } else if let Some(algorithm) = kept.map(|data| Algorithm { data })
-            && chosen.takes(self.handle, &algorithm)
-        {
+        let kept = self.choices.borrow().of(&product).map(|data| Algorithm { data });
+        let settled = if let Some(algorithm) = kept.filter(|kept| chosen.takes(self.handle, kept)) {
             chosen.algorithm = algorithm;
-            Way::One(chosen)
-        } else if operands.have_room_for(&product) {
-            let (algorithm, us) = self.fastest(&chosen, operands)?;
-            chosen.algorithm = algorithm;
-            timed += 1;
-            let mut way = Way::One(chosen);
-            if may_be_halved(&product) {
-                timed += self.settle(product.half(), operands)?;
-                if self.halves_us(&product, operands)? < us * HALVES_GAIN {
-                    way = Way::Halves;
-                }
-            }
-            let words = if let Way::One(chosen) = &way { chosen.algorithm.data } else { HALVES };
-            self.choices.borrow_mut().keep(&product, words);
-            way
+            Settled::Known
+        } else if let Some(operands) = operands.filter(|operands| operands.have_room_for(&product)) {
+            chosen.algorithm = self.fastest(&chosen, operands)?;
+            self.choices.borrow_mut().keep(&product, chosen.algorithm.data);
+            Settled::Timed
         } else {
-            self.choose(product)?;
-            return Ok(timed);
+            return self.choose(product).map(|()| Settled::Left);
         };
-        self.chosen.borrow_mut().insert(product, way);
-        Ok(timed)
+        self.chosen.borrow_mut().insert(product, chosen);
+        Ok(settled)
     }
 
-    /// Microseconds of a product in halves, which are chosen.
-    fn halves_us(&self, product: &Product, operands: &Operands<'_>) -> Result<f32, CudaError> {
-        let (half, launches) = (product.half(), launches(product));
-        let [x_bytes, _, out_bytes] = half.bytes();
-        let graph = Graph::capture(operands.stream, || {
-            (0..launches).try_for_each(|launch| {
-                let [x, weight, out] = operands.arrays(product, launch);
-                // SAFETY: `have_room_for` was asked for the whole, and the graph does not outlive the choice.
-                unsafe {
-                    self.multiply(operands.stream, half, x, weight, out)?;
-                    self.multiply(operands.stream, half, x.plus(x_bytes), weight, out.plus(out_bytes))
-                }
-            })
-        })?;
-        let clock = Clock::new(operands.stream)?;
-        let times = (0..=ROUNDS).map(|_| clock.time(&graph)).collect::<Result<Vec<f32>, _>>()?;
-        Ok(median(times) / launches as f32)
-    }
-
-    /// The fastest algorithm, with its microseconds.
-    fn fastest(&self, chosen: &Chosen, operands: &Operands<'_>) -> Result<(Algorithm, f32), CudaError> {
+    fn fastest(&self, chosen: &Chosen, operands: &Operands<'_>) -> Result<Algorithm, CudaError> {
         let candidates = self.candidates(chosen, operands)?;
         let clock = Clock::new(operands.stream)?;
         let mut all = Vec::new();
@@ -126,8 +116,10 @@ impl Blas {
             // Some algorithms that heuristics name refuse when they are asked.
             if let Ok(graph) = self.graph(chosen, &algorithm, operands) {
                 let mut timed = Timed { algorithm, graph, times: Vec::new() };
-                // The first launch brings code in.
-                clock.time(&timed.graph)?;
+                if launches(&chosen.product) > 1 {
+                    // The first launch brings code in, which is little beside a large product.
+                    clock.time(&timed.graph)?;
+                }
                 timed.times.push(clock.time(&timed.graph)?);
                 all.push(timed);
             }
@@ -139,9 +131,8 @@ impl Blas {
                 timed.times.push(clock.time(&timed.graph)?);
             }
         }
-        let launches = launches(&chosen.product) as f32;
-        let all = all.into_iter().map(|timed| (timed.algorithm, median(timed.times) / launches));
-        all.min_by(|a, b| a.1.total_cmp(&b.1)).ok_or_else(|| {
+        let all = all.into_iter().map(|timed| (timed.algorithm, median(timed.times)));
+        all.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(algorithm, _)| algorithm).ok_or_else(|| {
             CudaError::Unsupported(format!("cuBLASLt has no algorithm that runs {:?}", chosen.product))
         })
     }
@@ -233,19 +224,9 @@ impl Operands<'_> {
     }
 }
 
-/// Launches that a product of so many rows becomes at the most.
-pub(crate) fn launches_max(rows: usize) -> usize {
-    if rows < HALVED_ROWS_MIN { 1 } else { 2 * launches_max(rows / 2) }
-}
-
 fn median(mut times: Vec<f32>) -> f32 {
     times.sort_by(f32::total_cmp);
     times[times.len() / 2]
-}
-
-/// Whether it is so large that its halves fill the GPU.
-fn may_be_halved(product: &Product) -> bool {
-    product.rows.is_multiple_of(2) && product.rows >= HALVED_ROWS_MIN
 }
 
 /// Two events around a launch.
@@ -285,10 +266,12 @@ fn others(rows: usize) -> Vec<usize> {
     match rows {
         ..=64 => vec![12, 24, 48],
         65..=1024 => vec![rows / 2 + 1, 2 * rows],
-        _ => vec![rows / 2, 2048],
+        _ => vec![2048],
     }
 }
 
+/// A start spends no more than this on timing; what is left is timed by the next ones. (Qwen3-8B's 256 products took 5.4 s.)
+const TIMING_MAX: Duration = Duration::from_secs(10);
 /// Algorithms that heuristics are asked for, with reductions and without.
 const CANDIDATES: usize = 8;
 /// And for each of the other numbers of rows.
@@ -301,12 +284,6 @@ const CLOSE: f32 = 1.12;
 const ROUNDS: usize = 3;
 /// Microseconds of a graph, next to which the ends of a launch are small.
 const ENOUGH_US: f64 = 80.0;
-/// Stands for no algorithm: the product is done in halves.
-const HALVES: Words = [u64::MAX; 8];
-/// Halves must be faster by as much. (H200, 4096 x 4096: 8,192 rows take 397 us at once and 4 x 91 us in quarters.)
-const HALVES_GAIN: f32 = 0.99;
-/// Rows of the smallest product that is halved.
-const HALVED_ROWS_MIN: usize = 2048;
 /// Launches of one graph at the most.
 const LAUNCHES_MAX: usize = 12;
 /// Matrices start on multiples of it.
@@ -331,10 +308,5 @@ mod tests {
         assert_eq!(launches(&product(1, 64, 64)), LAUNCHES_MAX);
         let middle = launches(&product(64, 4096, 4096));
         assert!((2..LAUNCHES_MAX).contains(&middle), "{middle}");
-    }
-
-    #[test]
-    fn a_product_is_halved_as_long_as_its_halves_are_large() {
-        assert_eq!([1, 2047, 2048, 4096, 8192].map(launches_max), [1, 1, 2, 4, 8]);
     }
 }
