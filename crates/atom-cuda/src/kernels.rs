@@ -31,7 +31,9 @@ macro_rules! headers {
 }
 
 headers! {
-    "attend_split_bf16.cuh" "attend_split_e4m3.cuh" "attend_tiles_e4m3.cuh" "dependent.cuh" "e4m3.cuh" "experts_choices.cuh" "hopper.cuh" "hopper_attend.cuh" "hopper_fp8.cuh" "route.cuh" "rows.cuh" "sample.cuh" "sample_search.cuh" "stream.cuh"
+    "attend_split_bf16.cuh" "attend_split_e4m3.cuh" "attend_tiles_e4m3.cuh" "dependent.cuh" "e4m3.cuh"
+    "experts_choices.cuh" "hopper.cuh" "hopper_attend.cuh" "hopper_fp8.cuh" "route.cuh" "rows.cuh" "sample.cuh"
+    "sample_search.cuh" "stream.cuh"
 }
 
 macro_rules! sources {

@@ -1,33 +1,26 @@
 //! A recording becomes a graph: every operator's kernels, captured in order with the addresses that they work on.
 
+mod attention;
+mod mixture;
+mod products;
+
 use crate::backend::Reserved;
-use crate::blas::{Blas, Operands, Product};
+use crate::blas::{Blas, Operands};
 use crate::blas_fp8::Fp8Blas;
 use crate::buffers::Places;
 use crate::element::Element;
 use crate::error::CudaError;
-use crate::few_rows::FewRows;
-use crate::fp8::Stored;
-use crate::fuse::{AddedExperts, FewAttention, Fused, FusedFp8, Routed, Step};
+use crate::fuse::{FusedFp8, Step};
 use crate::graph::Graph;
 use crate::kernels::Queue;
-use crate::launch::attend::{self, AttendScratch, AttendStep, TileMaps};
-use crate::launch::attend_few::{self, FewMaps};
-use crate::launch::experts::{Experts, ExpertsArrays, ExpertsMaps, ExpertsPath, ExpertsThen};
-use crate::launch::linear_fp8::{self, Fp8Operands, Fp8Path};
-use crate::launch::linear_small::SmallOperands;
 use crate::launch::norm::{self, HeadWidths, NORM_WIDTH_MAX, NormOf, NormWeight};
-use crate::launch::quantise;
-use crate::launch::rope::{self, HeadNorms, Heads, Places as RowPlaces};
-use crate::launch::route::{self, EXPERTS_MAX, TOP_K_MAX};
-use crate::launch::router_few::{self, RouterArrays};
 use crate::launch::rows::{self, RowExtent};
 use crate::launch::step;
 use crate::layout::Layout;
 use crate::memory::Address;
-use crate::plan::{experts_shape, limits};
+use crate::plan::limits;
 use crate::weights::{Loaded, Shelf};
-use atom_ops::{AttentionSpec, Buf, BufSpec, Extent, Op, OpsError, Recording, RouteSpec, StepShape, Weight};
+use atom_ops::{AttentionSpec, Buf, BufSpec, Extent, Op, OpsError, Recording, StepShape, Weight};
 
 /// A graph, with what a replay must fit.
 pub(crate) struct Recorded {
@@ -268,35 +261,6 @@ impl Scene<'_> {
         Ok(())
     }
 
-    fn product(&self, x: Buf, weight: Weight, out: Buf) -> Result<(Product, Address), OpsError> {
-        let Loaded::Matrix { outputs, inputs, at, stored: Stored::Plain } = self.with.shelf.loaded(weight)?
-        else {
-            return Err(OpsError::Weights(format!("{weight:?} is no matrix of plain numbers")));
-        };
-        equal("inputs", inputs, self.spec(x).width)?;
-        equal("outputs", outputs, self.spec(out).width)?;
-        if self.element(x) != self.with.shelf.element() {
-            return Err(OpsError::Weights(format!("{x:?} is not of the weights' type")));
-        }
-        let rows = self.spec(x).capacity_rows(&self.recording.shape());
-        let (element, out) = (self.element(x), self.element(out));
-        Ok((Product { rows, inputs, outputs, element, out, adds: false }, self.with.weights.plus(at)))
-    }
-
-    fn linear(&self, x: Buf, weight: Weight, bias: Option<Weight>, out: Buf) -> Result<(), OpsError> {
-        let (product, weight) = self.product(x, weight, out)?;
-        let stream = self.with.queue.stream;
-        // SAFETY: see `op`.
-        unsafe { self.with.blas.multiply(stream, product, self.at(x), weight, self.at(out)) }?;
-        if let Some(bias) = bias {
-            let (width, element) = (product.outputs, self.element(out));
-            let (bias, real) = (self.vector(bias, width)?, self.real(out));
-            // SAFETY: see `op`.
-            unsafe { step::add_bias(&self.with.queue, element, self.at(out), bias, width, real) }?;
-        }
-        Ok(())
-    }
-
     fn norm_rows(&self, x: Buf, weight: Weight, eps: f32, out: Buf) -> Result<(), OpsError> {
         let of = match (self.element(x), self.element(out)) {
             (Element::F32, _) => NormOf::Residual,
@@ -309,320 +273,6 @@ impl Scene<'_> {
         let (queue, out, real) = (&self.with.queue, self.at(out), self.real(x));
         // SAFETY: see `op`.
         unsafe { norm::norm(queue, element, (self.at(x), of), norm, out, real) }?;
-        Ok(())
-    }
-
-    fn fused(&self, fused: &Fused) -> Result<(), OpsError> {
-        let &Fused { x, norm, weight, bias, out, ref product } = fused;
-        let Loaded::Matrix { outputs, inputs, at, stored: Stored::Plain } = self.with.shelf.loaded(weight)?
-        else {
-            return Err(OpsError::Weights(format!("{weight:?} is no matrix of plain numbers")));
-        };
-        equal("inputs", inputs, product.inputs)?;
-        equal("outputs", outputs, product.outputs)?;
-        let properties = self.with.queue.stream.device().properties();
-        let kernel = FewRows::choose(product, self.with.blas.order(), properties)
-            .expect("what no kernel takes is not fused");
-        let norm = match norm {
-            None => (Address::NULL, 0.0),
-            Some((weight, eps)) => (self.vector(weight, inputs)?, eps),
-        };
-        let operands = SmallOperands {
-            weight: self.with.weights.plus(at),
-            bias: bias.map_or(Ok(Address::NULL), |bias| self.vector(bias, outputs))?,
-            norm,
-            x: self.at(x),
-            out: self.at(out),
-        };
-        // SAFETY: see `op`.
-        unsafe { kernel.multiply(&self.with.queue, product, operands, self.real(x)) }?;
-        Ok(())
-    }
-
-    /// Inputs become codes, by a norm if there is one, and are multiplied with the weights'.
-    fn fp8(&self, fused: &FusedFp8) -> Result<(), OpsError> {
-        let &FusedFp8 { x, norm, weight, bias, out, ref product } = fused;
-        let Loaded::Matrix { outputs, inputs, at, stored: Stored::Fp8 { form, scales } } =
-            self.with.shelf.loaded(weight)?
-        else {
-            return Err(OpsError::Weights(format!("{weight:?} is no matrix of FP8")));
-        };
-        equal("inputs", inputs, product.inputs)?;
-        equal("outputs", outputs, product.outputs)?;
-        assert_eq!(form, product.form, "the form that the step was made for");
-        let wanted = if norm.is_some() { Element::F32 } else { Element::BF16 };
-        if self.element(x) != wanted {
-            return Err(OpsError::Weights(format!("{x:?} is not {wanted:?}, which is quantised")));
-        }
-        let (queue, shape, real) = (&self.with.queue, product.quantised(), self.real(x));
-        let quantised = shape.at(self.with.reserved.quantised.address());
-        // SAFETY: see `op`; the plan has room for the largest product's codes.
-        unsafe {
-            match norm {
-                None => quantise::rows(queue, &shape, self.at(x), quantised, real),
-                Some((weight, eps)) => {
-                    let norm = self.norm(x, weight, eps)?;
-                    quantise::normed_rows(queue, &shape, self.at(x), norm, quantised, real)
-                }
-            }
-        }?;
-        let operands = Fp8Operands {
-            weight: self.with.weights.plus(at),
-            weight_scales: self.with.weights.plus(scales),
-            bias: bias.map_or(Ok(Address::NULL), |bias| self.vector(bias, outputs))?,
-            x: quantised,
-            out: self.at(out),
-        };
-        let (fp8_blas, stream) = (self.with.fp8_blas, queue.stream);
-        match product.path() {
-            Fp8Path::Few | Fp8Path::Rows => {
-                // SAFETY: see `op`.
-                unsafe { linear_fp8::multiply_few(queue, product, operands, real) }?
-            }
-            Fp8Path::Finished => {
-                let sums = self.with.reserved.quantised.address().plus(product.sums_offset());
-                let unscaled = Fp8Operands { out: sums, ..operands };
-                // SAFETY: see `op`; the plan has room for the sums.
-                unsafe {
-                    fp8_blas.multiply(self.with.blas, stream, product, &unscaled)?;
-                    linear_fp8::finish(queue, product, operands, sums, real)?;
-                }
-            }
-            Fp8Path::Scaled => {
-                // SAFETY: see `op`; buffers and codes have room for rows by 4.
-                unsafe { fp8_blas.multiply(self.with.blas, stream, product, &operands) }?;
-                if bias.is_some() {
-                    let (element, at) = (self.element(out), operands.out);
-                    // SAFETY: see `op`.
-                    unsafe { step::add_bias(queue, element, at, operands.bias, outputs, self.real(out)) }?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn rotate_and_cache(
-        &self,
-        qkv: Buf,
-        layer: usize,
-        qk_norm: Option<(Weight, Weight, f32)>,
-        spec: &AttentionSpec,
-    ) -> Result<(), OpsError> {
-        self.heads(qkv, spec)?;
-        let (heads, norms, places) = self.turning(qk_norm, spec)?;
-        let cache = self.with.reserved.cache(layer)?;
-        let (queue, element, heads) = (&self.with.queue, self.element(qkv), (&heads, norms));
-        // SAFETY: see `op`.
-        unsafe {
-            rope::rotate_and_cache(queue, element, self.at(qkv), cache, heads, places, self.real(qkv))
-        }?;
-        Ok(())
-    }
-
-    /// How heads are normed and turned, and for which rows.
-    fn turning(
-        &self,
-        qk_norm: Option<(Weight, Weight, f32)>,
-        spec: &AttentionSpec,
-    ) -> Result<(Heads, Option<HeadNorms>, RowPlaces), OpsError> {
-        let norms = match qk_norm {
-            None => None,
-            Some((q, k, eps)) => {
-                let (q, k) = (self.vector(q, spec.head_dim)?, self.vector(k, spec.head_dim)?);
-                Some(HeadNorms { q, k, eps })
-            }
-        };
-        let heads = Heads {
-            q: spec.q_heads,
-            kv: spec.kv_heads,
-            head_dim: spec.head_dim,
-            dim: spec.rotary.dim,
-            pairs: spec.rotary.pairs,
-            magnitude: spec.rotary.magnitude,
-            frequencies: self.with.reserved.frequencies.address(),
-        };
-        let places = RowPlaces {
-            positions: self.staged(self.layout.positions),
-            cache_rows: self.staged(self.layout.cache_rows),
-        };
-        Ok((heads, norms, places))
-    }
-
-    fn attend_step(&self, qkv: Buf, out: Buf) -> AttendStep {
-        let reserved = self.with.reserved;
-        AttendStep {
-            header: self.header(),
-            positions: self.staged(self.layout.positions),
-            row_slots: self.staged(self.layout.row_slots),
-            tables: reserved.tables.address(),
-            table_stride: reserved.reserve.pages_per_sequence,
-            rows: self.recording.shape().rows,
-            qkv: self.at(qkv),
-            out: self.at(out),
-        }
-    }
-
-    /// The whole of a layer's attention in a step of few rows.
-    fn attend_few(&self, fused: &FewAttention<'_>) -> Result<(), OpsError> {
-        let &FewAttention { qkv, layer, qk_norm, spec, out } = fused;
-        self.heads(qkv, spec)?;
-        self.same_type(qkv, out)?;
-        let (queue, reserved) = (&self.with.queue, self.with.reserved);
-        let attention = &reserved.attention;
-        let few = attention.few.as_ref().expect("steps were fused for it");
-        let (heads, norms, places) = self.turning(qk_norm, spec)?;
-        let cache = reserved.cache(layer)?;
-        let pages = (&cache, reserved.reserve.pages);
-        let maps = FewMaps::new(queue.stream.device(), few, &attention.heads, pages)?;
-        let (heads, step) = ((&heads, norms, &attention.heads), (&self.attend_step(qkv, out), places));
-        // SAFETY: see `op`; a plan's rows of a slot are one span, and pages that others may read are full before.
-        unsafe { attend_few::attend_few(queue, few, heads, step, (&cache, &maps), attention.letters()) }?;
-        Ok(())
-    }
-
-    /// Rows of long spans by tiles and others by pieces, as the step's lists say; an empty list ends at once.
-    fn attend(&self, qkv: Buf, layer: usize, spec: &AttentionSpec, out: Buf) -> Result<(), OpsError> {
-        self.heads(qkv, spec)?;
-        self.same_type(qkv, out)?;
-        let (queue, reserved) = (&self.with.queue, self.with.reserved);
-        let (reserve, attention) = (&reserved.reserve, &reserved.attention);
-        let (heads, cache) = (&attention.heads, reserved.cache(layer)?);
-        let step = self.attend_step(qkv, out);
-        let Some(work) = attention.work else {
-            // SAFETY: see `op`.
-            unsafe { attend::simple(queue, self.element(qkv), heads, &step, &cache) }?;
-            return Ok(());
-        };
-        let scratch = AttendScratch { start: attention.scratch.address(), slots: work.slots };
-        if attention.kernels.has_tiles() && work.room(step.rows).tiles > 0 {
-            let maps = TileMaps::new(
-                queue.stream.device(),
-                &attention.kernels,
-                heads,
-                &step,
-                (&cache, reserve.pages),
-            )?;
-            let (list, maps) = (self.staged(self.layout.tiles), (&cache, &maps));
-            // SAFETY: see `op`.
-            unsafe { attend::tiles(queue, &attention.kernels, heads, &step, maps, list, scratch) }?;
-        }
-        if work.room(step.rows).pieces == 0 {
-            return Ok(());
-        }
-        let list = self.staged(self.layout.pieces);
-        // SAFETY: see `op`.
-        unsafe { attend::split(queue, &attention.kernels, heads, &step, &cache, list, scratch) }?;
-        Ok(())
-    }
-
-    fn route(&self, logits: Buf, bias: Option<Weight>, spec: &RouteSpec, out: Buf) -> Result<(), OpsError> {
-        if spec.experts > EXPERTS_MAX || spec.top_k > TOP_K_MAX {
-            return Err(OpsError::Weights(format!(
-                "{} of {} experts a row; a GPU chooses at most {TOP_K_MAX} of {EXPERTS_MAX}",
-                spec.top_k, spec.experts
-            )));
-        }
-        let bias = bias.map_or(Ok(Address::NULL), |bias| self.vector(bias, spec.experts))?;
-        let (scores, granted) = ((self.at(logits), bias), self.staged(self.layout.group_rows));
-        // SAFETY: see `op`.
-        unsafe { route::route(&self.with.queue, spec, scores, self.at(out), granted, self.real(logits)) }?;
-        if let Some(counts) = self.counts {
-            // SAFETY: see `op`.
-            unsafe { route::count_experts(&self.with.queue, spec, self.at(out), self.real(out), counts) }?;
-        }
-        Ok(())
-    }
-
-    fn router(&self, routed: &Routed<'_>) -> Result<(), OpsError> {
-        let &Routed { residual, added, norm: (norm, eps), normed, weight, bias, spec, out } = routed;
-        let Loaded::Matrix { outputs, inputs, at, stored: Stored::Plain } = self.with.shelf.loaded(weight)?
-        else {
-            return Err(OpsError::Weights(format!("{weight:?} is no matrix of plain elements")));
-        };
-        equal("inputs", inputs, self.spec(residual).width)?;
-        equal("outputs", outputs, spec.experts)?;
-        let norm = self.norm(residual, norm, eps)?;
-        let arrays = RouterArrays {
-            residual: self.at(residual),
-            added: added.map_or(Address::NULL, |added| self.at(added)),
-            normed: self.at(normed),
-            weight: self.with.weights.plus(at),
-            bias: bias.map_or(Ok(Address::NULL), |bias| self.vector(bias, spec.experts))?,
-            routes: self.at(out),
-            granted: self.staged(self.layout.group_rows),
-        };
-        // SAFETY: see `op`.
-        unsafe { router_few::router_few(&self.with.queue, spec, norm, arrays, self.real(residual)) }?;
-        if let Some(counts) = self.counts {
-            // SAFETY: see `op`.
-            unsafe { route::count_experts(&self.with.queue, spec, arrays.routes, self.real(out), counts) }?;
-        }
-        Ok(())
-    }
-
-    /// With `added`, sums go to the residual.
-    fn experts(&self, op: &Op, added: Option<&AddedExperts<'_>>) -> Result<(), OpsError> {
-        let &Op::Experts { x, routes, gate_up, down, ref spec, gated, sums, out, .. } = op else {
-            unreachable!("called for experts");
-        };
-        let hidden = self.spec(x).width;
-        if added.is_none() {
-            self.same_type(x, out)?;
-        }
-        let codes = |weight| self.with.shelf.codes(weight);
-        let shape = experts_shape(self.recording, op, self.element(x), codes).expect("called for experts");
-        let weights = self.with.weights;
-        let experts = |weight, wanted: (usize, usize)| match self.with.shelf.loaded(weight)? {
-            Loaded::Experts { held, outputs, inputs, at, stored } => {
-                equal("experts", held, spec.held)?;
-                equal("outputs of an expert", outputs, wanted.0)?;
-                equal("inputs of an expert", inputs, wanted.1)?;
-                match (stored, shape.fp8) {
-                    (Stored::Plain, None) => Ok((weights.plus(at), Address::NULL)),
-                    (Stored::Fp8 { form, scales }, Some(wanted)) if form == wanted => {
-                        Ok((weights.plus(at), weights.plus(scales)))
-                    }
-                    (found, wanted) => Err(OpsError::Weights(format!(
-                        "a layer's gate and up are {wanted:?} and its down is {found:?}; a GPU takes both in FP8 with \
-                         scales of one form, or neither"
-                    ))),
-                }
-            }
-            _ => Err(OpsError::Weights(format!("{weight:?} is no layer's experts"))),
-        };
-        let (gate_up, gate_up_scales) = experts(gate_up, (2 * spec.width, hidden))?;
-        let (down, down_scales) = experts(down, (hidden, spec.width))?;
-        let (out, then) = match added {
-            None => (out, ExpertsThen::Write),
-            Some(&AddedExperts { residual, norm: (weight, eps, normed), .. }) => {
-                self.same_type(x, normed)?;
-                (residual, ExpertsThen::AddNorm(self.norm(residual, weight, eps)?, self.at(normed)))
-            }
-        };
-        let real = self.real(x);
-        let arrays = ExpertsArrays {
-            real_rows: real.counts,
-            x: self.at(x),
-            routes: self.at(routes),
-            gate_up,
-            down,
-            scales: [gate_up_scales, down_scales],
-            gated: self.at(gated),
-            workspace: self.with.reserved.experts.address(),
-            out: self.at(out),
-            out_element: self.element(out),
-            sums,
-            then,
-        };
-        let (queue, device) = (&self.with.queue, self.with.queue.stream.device());
-        let kernels = Experts::in_order(shape, self.with.blas.order(), device.properties());
-        let maps = match kernels.path() {
-            ExpertsPath::Grouped { cluster } => Some(ExpertsMaps::new(device, &shape, &arrays, cluster)?),
-            ExpertsPath::Fp8 { cluster } => Some(ExpertsMaps::fp8(device, &kernels, &arrays, cluster)?),
-            _ => None,
-        };
-        // SAFETY: see `op`.
-        unsafe { kernels.launch(queue, &arrays, maps.as_ref()) }?;
         Ok(())
     }
 

@@ -2,19 +2,21 @@
 
 mod combine;
 mod fp8;
+mod maps;
 
 use self::combine::COMBINE_NORM_MAX;
+pub use self::maps::ExpertsMaps;
+use self::maps::Workspace;
 use crate::compile::Program;
-use crate::device::{Device, Properties};
+use crate::device::Properties;
 use crate::element::Element;
 use crate::error::CudaError;
 use crate::fp8::Fp8Form;
 use crate::kernels::Queue;
 use crate::launch::norm::NormWeight;
 use crate::memory::Address;
-use crate::module::{Arg, Launch, TensorMap, Tiling};
+use crate::module::{Arg, Launch};
 use crate::order::SumOrder;
-use crate::{MapElement, MapSwizzle};
 
 /// What is known of an [`atom_ops::Op::Experts`] when it is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,14 +115,6 @@ pub enum ExpertsThen {
     /// It is added to the f32 residual that `out` is, and the norm of the new residual is written, bf16 `[rows, hidden]`.
     /// For paths that do so, see [`Experts::norms`].
     AddNorm(NormWeight, Address),
-}
-
-/// Tensor maps of one layer: made once, since weights and scratch stay where they are.
-#[derive(Clone, Copy)]
-pub struct ExpertsMaps {
-    gate_up: TensorMap,
-    down: TensorMap,
-    gated: TensorMap,
 }
 
 impl ExpertsShape {
@@ -448,37 +442,6 @@ impl Experts {
     }
 }
 
-/// Where the parts of the workspace lie.
-#[derive(Default)]
-struct Workspace<Place> {
-    counts: Place,
-    tiles: Place,
-    slots: Place,
-    histogram: Place,
-    y: Place,
-    /// Quantised x and gated rows of FP8 weights.
-    x: Place,
-    gated: Place,
-    end: Place,
-}
-
-impl Workspace<usize> {
-    fn at(self, start: Address) -> Workspace<Address> {
-        let at = |offset: usize| start.plus(offset);
-        let Self { counts, tiles, slots, histogram, y, x, gated, end } = self;
-        Workspace {
-            counts: at(counts),
-            tiles: at(tiles),
-            slots: at(slots),
-            histogram: at(histogram),
-            y: at(y),
-            x: at(x),
-            gated: at(gated),
-            end: at(end),
-        }
-    }
-}
-
 impl ExpertsPath {
     fn choose(shape: &ExpertsShape, gpu: &Properties) -> Self {
         if shape.fp8.is_some() || !Self::has_tensor_cores(shape) {
@@ -512,40 +475,6 @@ impl ExpertsPath {
     fn has_tensor_cores(shape: &ExpertsShape) -> bool {
         let is_even = shape.hidden.is_multiple_of(8) && shape.width.is_multiple_of(8);
         shape.element == Element::BF16 && is_even && shape.held <= HELD_MAX
-    }
-}
-
-impl ExpertsMaps {
-    /// For arrays of `shape` and products of this `cluster`, see [`ExpertsPath::Grouped`].
-    pub fn new(
-        device: &Device,
-        shape: &ExpertsShape,
-        arrays: &ExpertsArrays,
-        cluster: usize,
-    ) -> Result<Self, CudaError> {
-        let [hidden, width] = [shape.hidden, shape.width].map(|size| size as u64);
-        let [held, choices] = [shape.held, shape.choices()].map(|size| size as u64);
-        let map = |address, sizes: &[u64], strides: &[u64], tile: &[u32]| {
-            let element = MapElement::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-            let swizzle = MapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B;
-            TensorMap::new(device, &Tiling { address, element, sizes, strides, tile, swizzle })
-        };
-        Ok(Self {
-            // 8 gate rows, then their 8 up rows, and so on.
-            gate_up: map(
-                arrays.gate_up,
-                &[hidden, 8, 2, width / 8, held],
-                &[2 * hidden, 2 * width * hidden, 16 * hidden, 4 * width * hidden],
-                &[64, 8, 2, 8, 1],
-            )?,
-            down: map(arrays.down, &[width, hidden, held], &[2 * width, 2 * hidden * width], &[64, 128, 1])?,
-            gated: map(
-                arrays.gated,
-                &[width, choices],
-                &[2 * width],
-                &[64, if cluster == 2 { 32 } else { 8 }],
-            )?,
-        })
     }
 }
 
