@@ -413,11 +413,11 @@ template <typename Job> __device__ __forceinline__ void grouped(const Job& job) 
         barrier_init_fence();
     }
     cluster_meet();
-    // The kernels before, right in front of the last one, waited for the plan.
-    int across = (job.outputs + Job::COLUMNS - 1) / Job::COLUMNS, items = job.plan.counts[1] * across, stages = groups_of(job.inputs);
+    // The kernels before, right in front of the last one, waited for the plan; not this one, so it is read past the L1.
+    int across = (job.outputs + Job::COLUMNS - 1) / Job::COLUMNS, items = __ldcg(&job.plan.counts[1]) * across, stages = groups_of(job.inputs);
     Place at;
     // The next tile is read a tile ahead.
-    auto tile_of = [&](int item) { return item < items ? job.plan.tiles[item / across] : make_uint4(0, 0, 0, 0); };
+    auto tile_of = [&](int item) { return item < items ? __ldcg(&job.plan.tiles[item / across]) : make_uint4(0, 0, 0, 0); };
     uint4 tile = tile_of(cluster), next;
     if (warpgroup == 0) {
         registers_less<PRODUCER>();

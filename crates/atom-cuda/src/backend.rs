@@ -328,16 +328,20 @@ impl Backend for CudaBackend {
         let reserved = self.reserved.as_mut().ok_or_else(|| early("finish"))?;
         let flight = reserved.flights.pop_front().expect("a step is in flight");
         let mut begun = flight.launched.max(reserved.landed);
-        if let Some(Sampler { gate, .. }) = &mut reserved.sampler
-            && reserved.masks.bring(gate, flight.sequence)
-        {
-            // What it waited for says nothing of how long it takes.
+        let waited = match &mut reserved.sampler {
+            Some(Sampler { gate, .. }) => reserved.masks.bring(gate, flight.sequence),
+            None => false,
+        };
+        if waited {
             begun = Instant::now();
         }
         let pace = &mut self.paces[flight.recording];
         reserved.landing.wait(&self.stream, flight.sequence, (*pace, begun), flight.patience)?;
         reserved.landed = Instant::now();
-        *pace = pace.with(reserved.landed - begun);
+        // What waited for masks says nothing of how long it takes.
+        if !waited {
+            *pace = pace.with(reserved.landed - begun);
+        }
         reserved.landing.read(flight.sequence, &mut results[..flight.sampled]);
         reserved.masks.mark_missing(flight.sequence, results);
         self.expert_rows = flight.expert_rows;

@@ -9,8 +9,8 @@ use crate::server::Server;
 use crate::text::Reading;
 use atom_base::TokenId;
 use atom_engine::{Grammar, GrammarRef, TokenConstraint};
-use atom_text::{GrammarSource, Instead, StructuralTag, StructuralTags};
-use serde_json::Value;
+use atom_text::{GrammarSource, GrammarVocabulary, Instead, StructuralTag, StructuralTags, TextError, Tool};
+use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// A constraint as a client asks for it.
@@ -64,20 +64,73 @@ pub(crate) fn compile(server: &Server, work: &mut Work) -> Result<(), ApiError> 
         work.reading = Reading::plain();
         return constrain(server, work, &name, &source);
     }
-    let within = Instead::Format(&source);
-    let lark = work.reading.grammar(&server.text.tokenizer, &work.reading.tools(), within);
-    match lark.map_err(|error| ApiError::Grammar { name: name.clone(), error })? {
-        Some(lark) => {
-            work.reading = work.reading.clone().with_whole_content();
-            constrain(server, work, &name, &GrammarSource::Lark(lark))
+    match source {
+        GrammarSource::Lark(_) | GrammarSource::StructuralTags(_) if thinks => {
+            Err(ApiError::ThinksFirst { name })
         }
-        None if thinks => Err(ApiError::ThinksFirst { name }),
-        None if calls => Err(ApiError::FormatBesideTools { name }),
-        None => {
+        GrammarSource::Lark(_) | GrammarSource::StructuralTags(_) if calls => {
+            Err(ApiError::FormatBesideTools { name })
+        }
+        GrammarSource::Lark(_) | GrammarSource::StructuralTags(_) => {
             work.reading = Reading::plain();
             constrain(server, work, &name, &source)
         }
+        _ => {
+            constrain_answer(server, work, &name, &work.reading.tools(), Instead::Format(&source))?;
+            work.reading = work.reading.clone().with_whole_content();
+            Ok(())
+        }
     }
+}
+
+/// Holds an answer to calls of `tools` and to what it may be instead. What no grammar can hold of the schema of a tool that is
+/// not strict is left out: its arguments are any object then. `name` is the field that asks for it.
+pub(crate) fn constrain_answer(
+    server: &Server,
+    work: &mut Work,
+    name: &str,
+    tools: &[Tool],
+    instead: Instead<'_>,
+) -> Result<(), ApiError> {
+    check_constrains(server, work, name)?;
+    let vocabulary =
+        server.vocabulary().map_err(|error| ApiError::Grammar { name: name.to_owned(), error })?;
+    let compile = |tools: &[Tool], instead| {
+        let lark = work.reading.grammar(&server.text.tokenizer, tools, instead)?;
+        vocabulary.compile(&GrammarSource::Lark(lark.unwrap_or_default()))
+    };
+    let grammar = compile(tools, instead).or_else(|error| {
+        // Who is to blame: the format by itself, or a tool.
+        if let Instead::Format(source) = instead {
+            vocabulary.compile(source).map_err(|error| ApiError::Grammar { name: name.to_owned(), error })?;
+        }
+        let mut held = tools.to_vec();
+        for tool in &mut held {
+            let alone = compile(std::slice::from_ref(tool), Instead::Nothing);
+            match alone {
+                Ok(_) => {}
+                Err(error) if tool.strict => return Err(tool_error(vocabulary, tool, error)),
+                Err(_) => tool.parameters = json!({"type": "object"}),
+            }
+        }
+        if held == tools {
+            return Err(ApiError::Grammar { name: name.to_owned(), error });
+        }
+        compile(&held, instead).map_err(|error| ApiError::Grammar { name: name.to_owned(), error })
+    })?;
+    work.params.grammar = Some(GrammarRef(Arc::new(Held(grammar))));
+    Ok(())
+}
+
+/// What is wrong with a tool's schema, in the words for schemas where these say it.
+fn tool_error(vocabulary: &GrammarVocabulary, tool: &Tool, error: TextError) -> ApiError {
+    let error = match vocabulary.compile(&GrammarSource::JsonSchema(tool.parameters.clone())) {
+        Err(TextError::Grammar { kind, reason }) => {
+            TextError::Grammar { kind, reason: format!("parameters of {:?}: {reason}", tool.name) }
+        }
+        Ok(_) | Err(_) => error,
+    };
+    ApiError::Grammar { name: "tools".into(), error }
 }
 
 /// Holds every choice of a request to a grammar; `name` is the field that asks for it. Runs on a text thread.
@@ -87,6 +140,15 @@ pub(crate) fn constrain(
     name: &str,
     source: &GrammarSource,
 ) -> Result<(), ApiError> {
+    check_constrains(server, work, name)?;
+    let grammar = server.vocabulary().and_then(|vocabulary| vocabulary.compile(source));
+    let grammar = grammar.map_err(|error| ApiError::Grammar { name: name.to_owned(), error })?;
+    work.params.grammar = Some(GrammarRef(Arc::new(Held(grammar))));
+    Ok(())
+}
+
+/// Refuses a constraint beside another one, and where nothing could hold it.
+fn check_constrains(server: &Server, work: &Work, name: &str) -> Result<(), ApiError> {
     if work.params.grammar.is_some() || work.params.constraint.is_some() {
         return Err(twice(name, "another constraint of the output"));
     }
@@ -100,9 +162,6 @@ pub(crate) fn constrain(
             expected: format!("false beside '{name}': a complete text can't go on"),
         });
     }
-    let grammar = server.vocabulary().and_then(|vocabulary| vocabulary.compile(source));
-    let grammar = grammar.map_err(|error| ApiError::Grammar { name: name.to_owned(), error })?;
-    work.params.grammar = Some(GrammarRef(Arc::new(Held(grammar))));
     Ok(())
 }
 

@@ -172,6 +172,24 @@ pub(crate) enum ApiError {
 #[derive(Clone, Debug)]
 pub(crate) struct Words(pub(crate) String);
 
+impl Words {
+    fn of(error: &ApiError) -> Self {
+        // Agents of the Anthropic API look for these words to know that they have to shorten a conversation.
+        let too_long =
+            |tokens: usize, max: usize| format!("prompt is too long: {tokens} tokens > {max} maximum");
+        Self(match *error {
+            ApiError::PromptTooLong { tokens_min, context, .. } => {
+                format!("{} (at the least: {error})", too_long(tokens_min, context))
+            }
+            ApiError::Refused(Refusal::TooLong { prompt, max, .. }) if prompt >= max => too_long(prompt, max),
+            ApiError::Refused(Refusal::NeverFits { needed, cache }) => {
+                format!("{} ({error})", too_long(needed, cache))
+            }
+            _ => error.to_string(),
+        })
+    }
+}
+
 /// What kind of error a client sees: status, `type`, `code`, `param`.
 struct Class {
     status: StatusCode,
@@ -288,7 +306,7 @@ impl IntoResponse for ApiError {
         }
         let mut response = Response::new(Body::from(self.body().to_string()));
         *response.status_mut() = class.status;
-        response.extensions_mut().insert(Words(self.to_string()));
+        response.extensions_mut().insert(Words::of(&self));
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if class.status == StatusCode::UNAUTHORIZED {

@@ -224,7 +224,7 @@ pub(crate) struct EngineArgs {
     pub(crate) poison_padding: bool,
 
     /// The same bits for a request within one layout, whatever runs beside it, in whatever steps. A CPU always computes so;
-    /// on a GPU it costs speed, most where few requests decode (docs/cuda.md).
+    /// on a GPU it costs speed, and FP8 weights are expanded (docs/cuda.md).
     #[arg(long)]
     pub(crate) deterministic: bool,
 

@@ -120,8 +120,8 @@ pub(crate) fn plan(gpu: &Gpu, wanted: &Wanted<'_>) -> Result<Plan> {
     let plan = Plan { sizes, pages: asked.min(within).min(wanted.pages_useful) };
     if wanted.order == SumOrder::Fixed {
         tracing::info!(
-            "--deterministic: one order of sums for steps of all sizes; products of few rows are not fused, and each next \
-             token takes longer (docs/cuda.md has figures)"
+            "--deterministic: one order of sums for steps of all sizes; norms in front of products are kernels of their own, \
+             and each next token takes longer (docs/cuda.md has figures)"
         );
     }
     tracing::info!("GPU memory, {} MiB of {} MiB allowed: {plan}", plan.total() >> 20, budget >> 20);

@@ -162,7 +162,9 @@ impl Blas {
             let (kind, bits) = (self.kind(&usual)?, self.trial(chosen, &usual, operands)?);
             let mut same = vec![usual];
             for algorithm in all.into_iter().filter(|algorithm| algorithm.data != usual.data) {
-                if self.kind(&algorithm)? == kind && self.trial(chosen, &algorithm, operands)? == bits {
+                let is_of_kind = self.kind(&algorithm)? == kind;
+                // One that refuses the trial has no bits to compare.
+                if is_of_kind && bits.is_some() && self.trial(chosen, &algorithm, operands)? == bits {
                     same.push(algorithm);
                 }
             }

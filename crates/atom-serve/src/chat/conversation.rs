@@ -4,7 +4,7 @@
 use super::history::History;
 use super::thinking::Variables;
 use super::tools::{ToolChoice, Tools};
-use crate::constraint::constrain;
+use crate::constraint::constrain_answer;
 use crate::error::ApiError;
 use crate::fields::wrong;
 use crate::generation::{Prompt, Work};
@@ -12,7 +12,7 @@ use crate::params::Params;
 use crate::prompt::encode;
 use crate::server::{Server, unix_s};
 use atom_engine::Refusal;
-use atom_text::{AnswerStart, GrammarSource, Instead, TemplateInput};
+use atom_text::{AnswerStart, Instead, TemplateInput};
 use serde_json::json;
 
 /// Everything that the prompt is made from, checked.
@@ -90,10 +90,7 @@ fn constrain_calls(server: &Server, work: &mut Work, tools: &Tools) -> Result<()
             (std::slice::from_ref(&offered[at]), Instead::Nothing, "tool_choice")
         }
     };
-    let grammar = work.reading.grammar(&server.text.tokenizer, chosen, instead);
-    let grammar = grammar.map_err(|error| ApiError::Grammar { name: "tools".into(), error })?;
-    let grammar = grammar.expect("calls and text stand within any grammar");
-    constrain(server, work, field, &GrammarSource::Lark(grammar))
+    constrain_answer(server, work, field, chosen, instead)
 }
 
 /// What is left of the context behind a prompt: the default of `max_tokens`.

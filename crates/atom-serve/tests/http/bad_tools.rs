@@ -142,6 +142,8 @@ async fn calls_that_must_come_strict_tools_and_formats_beside_tools_are_held_to_
     let site = Site::start_model(says("ok"), tool_model(), |_| {}).await;
     let strict = json!({"type": "function", "function": {"name": "s", "strict": true}});
     let json = json!({"type": "json_object"});
+    let loose = json!({"type": "function", "function": {"name": "loose", "parameters":
+        {"type": "object", "properties": {"p": {"not": {"type": "string"}}}}}});
     for (fields, held) in [
         (json!({"tool_choice": "none"}), false),
         (json!({"tool_choice": "auto"}), false),
@@ -153,6 +155,10 @@ async fn calls_that_must_come_strict_tools_and_formats_beside_tools_are_held_to_
         (json!({"tools": [strict], "response_format": json}), true),
         (json!({"guided_regex": "[a-z]+"}), true),
         (json!({"guided_choice": ["a", "b"], "parallel_tool_calls": false}), true),
+        // What no grammar can hold is any object, unless it is strict.
+        (json!({"tools": [strict, loose]}), true),
+        (json!({"tools": [loose], "response_format": json}), true),
+        (json!({"tools": [loose], "tool_choice": "required"}), true),
     ] {
         let mut body =
             json!({"messages": [{"role": "user", "content": "x"}], "tools": [tool("f"), tool("g")]});
@@ -166,8 +172,11 @@ async fn calls_that_must_come_strict_tools_and_formats_beside_tools_are_held_to_
 #[tokio::test]
 async fn what_no_grammar_can_hold_together_is_refused() {
     let site = Site::start_model(says("ok"), tool_model(), |_| {}).await;
-    let endless = json!({"type": "object", "properties": {"p": {"$ref": "#"}}, "required": ["p"]});
+    let endless = json!({"type": "object", "properties": {"p": {"$ref": "#/$defs/p"}}, "required": ["p"],
+        "$defs": {"p": {"type": "object", "properties": {"p": {"$ref": "#/$defs/p"}}, "required": ["p"]}}});
     let odd = json!({"type": "function", "function": {"name": "odd", "strict": true, "parameters": endless}});
+    let unheld = json!({"type": "function", "function": {"name": "unheld", "strict": true, "parameters":
+        {"type": "object", "properties": {"p": {"not": {"type": "string"}}}}}});
     let json = json!({"type": "json_object"});
     check(
         &site,
@@ -183,6 +192,8 @@ async fn what_no_grammar_can_hold_together_is_refused() {
                 &["no tool", "a JSON schema"],
             ),
             (json!({"tools": [odd]}), "tools", &["\"odd\"", "no finite document"]),
+            (json!({"tools": [unheld]}), "tools", &["\"unheld\"", "not"]),
+            (json!({"tools": [tool("f")], "guided_regex": "(a"}), "guided_regex", &["regular expression"]),
             (json!({"tools": [odd], "tool_choice": "required"}), "tools", &["\"odd\""]),
         ],
     )

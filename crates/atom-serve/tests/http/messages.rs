@@ -228,6 +228,23 @@ async fn counted_tokens_are_those_of_the_real_request() {
     assert_eq!(error(&site.post(COUNT, &ask(json!({}))).await).1, "unknown field 'max_tokens'");
 }
 
+/// Agents compact a conversation when they read these words, and stop at others.
+#[tokio::test]
+async fn a_prompt_that_is_too_long_is_called_so_with_both_numbers() {
+    let site = Site::start(says("ok")).await;
+    // Tokenised and found too long; and too many bytes to be tokenised at all.
+    for length in [2000, 200_000] {
+        let body = ask(json!({"messages": [{"role": "user", "content": "x".repeat(length)}]}));
+        let response = site.post(PATH, &body).await;
+        let (kind, message) = error(&response);
+        assert_eq!((response.status, kind.as_str()), (400, "invalid_request_error"), "{message}");
+        let numbers = message.strip_prefix("prompt is too long: ").unwrap_or_else(|| panic!("{message}"));
+        let (tokens, max) = numbers.split_once(" tokens > ").unwrap();
+        let max = max.split_once(" maximum").unwrap().0;
+        assert!(tokens.parse::<usize>().unwrap() >= max.parse::<usize>().unwrap(), "{message}");
+    }
+}
+
 #[tokio::test]
 async fn streams_say_what_whole_answers_say_for_any_tokens() {
     let site = Site::start(|request| {

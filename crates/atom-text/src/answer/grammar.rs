@@ -65,9 +65,17 @@ impl Dialect {
         let mut lark = Lark { special, rules: Vec::new() };
         let answer = match instead {
             Instead::Nothing | Instead::Text => None,
-            Instead::Format(source) => match source.rule()? {
-                Some(rule) => Some(lark.rule("answer", &rule)),
-                None => return Ok(None),
+            Instead::Format(source) => match (source, source.rule()?) {
+                (_, None) => return Ok(None),
+                (GrammarSource::Regex(_), Some(pattern)) => {
+                    // It may not be taken for a call or a thought, which begin otherwise.
+                    let opening = calls.map(|calls| Frame::of(calls.format).opening.concat());
+                    let mut without: Vec<String> = opening.iter().map(|opening| at_first(opening)).collect();
+                    without.extend(self.thought_at_first());
+                    lark.rules.push(("ANSWER".into(), and_not(&pattern, &without)));
+                    Some(lark.rule("answer", "ANSWER"))
+                }
+                (_, Some(rule)) => Some(lark.rule("answer", &rule)),
             },
         };
         let thought = match instead {
@@ -85,7 +93,9 @@ impl Dialect {
         }
         if let Some(calls) = calls {
             for tool in calls.tools {
-                check_schema(&tool.parameters).map_err(|reason| TextError::Grammar {
+                let checked =
+                    check_schema(&tool.parameters).and_then(|()| check_references(&tool.parameters));
+                checked.map_err(|reason| TextError::Grammar {
                     kind: "JSON schema",
                     reason: format!("parameters of {:?}: {reason}", tool.name),
                 })?;
@@ -118,7 +128,8 @@ impl Dialect {
                 "<|end|>",
                 lark.markers(&["<|start|>", "assistant"]),
             ),
-            Some((open, close)) => (lark.markers(&[open]), close, "\"\\n\\n\"?".to_owned()),
+            // Some templates leave a line break in front of the tag to the model, and one or two behind.
+            Some((open, close)) => (lark.behind_blanks(open), close, "/\\n{1,2}/?".to_owned()),
             None => return String::new(),
         };
         let rest = lark.until("thinking", close);
@@ -166,7 +177,10 @@ impl Dialect {
         }
         match format {
             ToolFormat::Harmony => vec![self.said(ANY_TEXT, lark), spaced(&[opening, rest])],
-            ToolFormat::Llama3Json => vec![rest, lark.other_than_objects(format)],
+            ToolFormat::Llama3Json => {
+                let thought = self.thought_at_first();
+                vec![rest, lark.other_than_objects(format, thought)]
+            }
             _ => {
                 let without = self.excluded(format);
                 let (before, after) = lark.up_to(frame.opening, &without);
@@ -181,10 +195,15 @@ impl Dialect {
         let others = format.openings().iter().filter(|other| **other != opening);
         let mut without: Vec<String> =
             others.map(|other| format!("(?s:.*){}(?s:.*)", regex_literal(other))).collect();
-        // That would be a thought, in which calls are none.
-        let tags = self.reasoning.and_then(|reasoning| reasoning.tags());
-        without.extend(tags.map(|(open, _)| format!("[ \\n\\r\\t]*{}(?s:.*)", regex_literal(open))));
+        // In a thought calls are none.
+        without.extend(self.thought_at_first());
         without
+    }
+
+    /// As a pattern: text that would be read as a thought.
+    fn thought_at_first(&self) -> Option<String> {
+        let tags = self.reasoning.and_then(|reasoning| reasoning.tags());
+        tags.map(|(open, _)| at_first(open))
     }
 }
 
@@ -286,11 +305,23 @@ impl Lark<'_> {
     }
 
     /// Any text that begins with no object, where such a one is a call.
-    fn other_than_objects(&mut self, format: ToolFormat) -> String {
+    fn other_than_objects(&mut self, format: ToolFormat, thought: Option<String>) -> String {
         let tags = format.openings().iter().map(|tag| format!("(?s:.*){}(?s:.*)", regex_literal(tag)));
+        let tags = tags.chain(thought);
         let pattern = "/[ \\n\\r\\t]*([^{ \\n\\r\\t](?s:.*))?/";
         self.rules.push(("TEXT".into(), and_not(pattern, &tags.collect::<Vec<_>>())));
         self.rule("text", "TEXT")
+    }
+
+    /// A tag, and the blanks that may stand before it.
+    fn behind_blanks(&mut self, tag: &str) -> String {
+        match (self.special)(tag) {
+            Some(token) => format!("/[ \\n\\r\\t]+/? {token}"),
+            None => {
+                self.rules.push(("OPEN".into(), format!("/[ \\n\\r\\t]*{}/", regex_literal(tag))));
+                "OPEN".into()
+            }
+        }
     }
 
     fn json(&self, schema: &Value) -> String {
@@ -364,6 +395,27 @@ fn object_of(tool: &Tool, key: &str) -> Value {
 
 fn spaced(parts: &[String]) -> String {
     parts.iter().filter(|part| !part.is_empty()).cloned().collect::<Vec<_>>().join(" ")
+}
+
+/// A pattern of text that begins with `marker`, but for blanks.
+fn at_first(marker: &str) -> String {
+    format!("[ \\n\\r\\t]*{}(?s:.*)", regex_literal(marker))
+}
+
+/// Schemas of arguments stand within others, so only what their definitions hold can be referred to.
+fn check_references(schema: &Value) -> Result<(), String> {
+    match schema {
+        Value::Array(items) => items.iter().try_for_each(check_references),
+        Value::Object(members) => {
+            let reference = members.get("$ref").and_then(Value::as_str);
+            let leads_in = |to: &str| DEFINITIONS.iter().any(|word| to.starts_with(&format!("#/{word}/")));
+            if let Some(other) = reference.filter(|to| !leads_in(to)) {
+                return Err(format!("'$ref' is {other:?}; within arguments it leads into '$defs' only"));
+            }
+            members.values().try_for_each(check_references)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A terminal that matches `pattern` and none of the others.

@@ -497,6 +497,40 @@ fn an_answer_that_may_call_is_any_text_or_its_format_and_its_calls_follow_their_
     }
 }
 
+/// The chat template of GLM-4.6 leaves the line break in front of the tag to the model; other models write none.
+#[test]
+fn thoughts_before_text_and_calls_may_begin_with_a_line_break() {
+    let (tokenizer, tools) = (byte_tokenizer(), weather_tools());
+    let dialect = Dialect { reasoning: Some(ReasoningFormat::Think), tools: Some(ToolFormat::Hermes) };
+    let calls = Calls { format: ToolFormat::Hermes, tools: &tools, parallel: true };
+    let may = answers(&tokenizer, dialect, AnswerStart::Content, Some(calls), Instead::Text);
+    for before in ["", "\n"] {
+        for behind in ["", "\n", "\n\n"] {
+            for rest in ["Hello.", "<tool_call>"] {
+                let text = format!("{before}<think>hm <tool_call></think>{behind}{rest}");
+                assert_eq!(takes(&tokenizer, &may, &text), rest == "Hello.", "{text:?}");
+            }
+        }
+    }
+}
+
+/// Markers of thoughts and calls are no texts of a format: they would be read as what they are.
+#[test]
+fn a_pattern_beside_tools_matches_no_call_and_no_thought() {
+    let (tokenizer, tools) = (byte_tokenizer(), weather_tools());
+    let dialect = Dialect { reasoning: Some(ReasoningFormat::Think), tools: Some(ToolFormat::Hermes) };
+    let calls = Calls { format: ToolFormat::Hermes, tools: &tools, parallel: false };
+    let any = GrammarSource::Regex("(?s:.+)".into());
+    let grammar = answers(&tokenizer, dialect, AnswerStart::Content, Some(calls), Instead::Format(&any));
+    for (text, is_taken) in [
+        ("Hello <tool_call> <think>.", true),
+        ("<tool_call>\n{\"name\": \"made_up\", \"arguments\": {}}\n</tool_call>", false),
+        ("<think>a</think>b", false),
+    ] {
+        assert_eq!(takes(&tokenizer, &grammar, text), is_taken, "{text:?}");
+    }
+}
+
 /// A format behind thoughts: as the prompt opened them, or as the model may.
 #[test]
 fn a_format_holds_behind_thoughts() {

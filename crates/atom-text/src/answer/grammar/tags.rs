@@ -3,6 +3,7 @@
 use super::{DEFINITIONS, Lark, with_definitions};
 use crate::answer::parameters::Kind;
 use crate::answer::{Tool, ToolFormat};
+use crate::grammar::regex_literal;
 use serde_json::{Map, Value, json};
 
 /// How a format writes a call and its parameters. `NAME`, `KEY` and `STRING` stand for what they say.
@@ -112,12 +113,12 @@ impl Lark<'_> {
         self.markers(shape.parameter_close)
     }
 
-    /// Any text up to the closing tag, and the tag. Where a part of the tag is a special token, the text may
-    /// not have the part before it either.
+    /// Any text up to the closing tag, and the tag.
     fn until_close(&mut self, shape: &Shape, name: &str) -> String {
         match shape.parameter_close {
             [first, rest @ ..] if rest.iter().any(|text| (self.special)(text).is_some()) => {
-                let text = self.until(name, first);
+                // The token can't stand in a text, so that goes as far as it can.
+                let text = self.rule(name, &format!("/(?s:.*){}/", regex_literal(first)));
                 format!("{text} {}", self.markers(rest))
             }
             parts => self.until(name, &parts.concat()),
