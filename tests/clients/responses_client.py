@@ -3,8 +3,10 @@
 import asyncio
 import json
 import sys
+from typing import Literal
 
 import openai
+import pydantic
 
 url, layout, has_tools = sys.argv[1], sys.argv[2], sys.argv[3:] == ["tools"]
 client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
@@ -94,6 +96,30 @@ if has_tools:
         {"type": "function_call_output", "call_id": "call_1", "output": "Rain, 12 degrees."},
     ]
     assert client.responses.create(**{**tooled, "input": past}).output, "an answer to the function's output"
+
+    # What the client makes of types is strict: an answer by choice is a text, or calls with arguments of the type; beside a
+    # format it is that, or calls. (The client raises an error for answers that were cut, so those by choice are not parsed.)
+    class Weather(pydantic.BaseModel):
+        """Tells the weather of a city."""
+
+        city: Literal["Paris", "Ulm"]
+        unit: Literal["C", "F"]
+
+    class Place(pydantic.BaseModel):
+        country: Literal["France", "Spain"]
+
+    chat = dict(model=model, messages=[{"role": "user", "content": "Weather in Paris?"}], max_tokens=500, temperature=0)
+    tools = [openai.pydantic_function_tool(Weather)]
+    choice = client.chat.completions.create(**{**chat, "max_tokens": 40}, tools=tools).choices[0]
+    for call in choice.message.tool_calls or []:
+        if choice.finish_reason == "tool_calls":
+            Weather.model_validate_json(call.function.arguments)
+    chat["parallel_tool_calls"] = False
+    for extra in (dict(response_format=Place), dict(tool_choice="required")):
+        choice = client.chat.completions.parse(**chat, tools=tools, **extra).choices[0]
+        calls = choice.message.tool_calls or []
+        assert all(isinstance(call.function.parsed_arguments, Weather) for call in calls), choice
+        assert calls or isinstance(choice.message.parsed, Place) and "tool_choice" not in extra, choice
 else:
     try:
         client.responses.create(**tooled)
