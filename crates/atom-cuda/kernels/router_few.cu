@@ -17,6 +17,9 @@
 #include "hopper.cuh"
 #include "route.cuh"
 
+// Clusters are of compute capability 9.0 and later.
+#if __CUDA_ARCH__ >= 900
+
 constexpr u32 THREADS = 512, WARPS = THREADS / 32, BLOCKS = 8, EACH = 16;
 constexpr u32 EXPERTS_MAX = BLOCKS * EACH;
 
@@ -222,3 +225,5 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __maxnreg__(PIECES == 
         if (row + gridDim.x / BLOCKS < end) read_weights(weight, router.experts, hidden, w);
     }
 }
+
+#endif
