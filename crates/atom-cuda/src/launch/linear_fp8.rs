@@ -118,13 +118,7 @@ impl Fp8Product {
     }
 
     fn out_define(&self) -> String {
-        let out = match self.out {
-            SmallOut::Activations => 0,
-            SmallOut::F32 => 1,
-            SmallOut::Residual => 2,
-            SmallOut::GatedSilu => 3,
-        };
-        format!("OUT={out}")
+        format!("OUT={}", self.out.define())
     }
 
     fn finish(&self) -> Program {

@@ -57,12 +57,7 @@ impl RowsCut {
     /// What must be loaded for it.
     pub fn program(&self, out: SmallOut) -> Program {
         let Self { cluster, each, stages } = *self;
-        let out = match out {
-            SmallOut::Activations => 0,
-            SmallOut::F32 => 1,
-            SmallOut::Residual => 2,
-            SmallOut::GatedSilu => 3,
-        };
+        let out = out.define();
         let defines = [("CLUSTER", cluster), ("EACH", each), ("STAGES", stages), ("OUT", out)];
         let defines = defines.map(|(name, value)| format!("{name}={value}"));
         Program { source: "linear_rows", defines: defines.to_vec() }

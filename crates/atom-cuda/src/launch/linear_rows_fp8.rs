@@ -44,12 +44,7 @@ impl Fp8Cut {
     /// What must be loaded for it.
     pub(crate) fn program(&self, product: &Fp8Product) -> Program {
         let Self { cluster, each, stages, .. } = *self;
-        let out = match product.out {
-            SmallOut::Activations => 0,
-            SmallOut::F32 => 1,
-            SmallOut::Residual => 2,
-            SmallOut::GatedSilu => 3,
-        };
+        let out = product.out.define();
         let groups = usize::from(product.form == Fp8Form::Block);
         let defines =
             [("CLUSTER", cluster), ("EACH", each), ("STAGES", stages), ("GROUPS", groups), ("OUT", out)];

@@ -36,6 +36,18 @@ pub enum SmallOut {
     GatedSilu,
 }
 
+impl SmallOut {
+    /// OUT of the kernels that finish products so.
+    pub(crate) fn define(self) -> usize {
+        match self {
+            Self::Activations => 0,
+            Self::F32 => 1,
+            Self::Residual => 2,
+            Self::GatedSilu => 3,
+        }
+    }
+}
+
 /// Where the operands of a [`SmallProduct`] are.
 #[derive(Clone, Copy, Debug)]
 pub struct SmallOperands {
@@ -100,12 +112,7 @@ impl SmallProduct {
 
     fn program_of(&self, shape: Shape) -> Program {
         let Shape { rows_max, run, warps, ring_kb } = shape;
-        let out = match self.out {
-            SmallOut::Activations => 0,
-            SmallOut::F32 => 1,
-            SmallOut::Residual => 2,
-            SmallOut::GatedSilu => 3,
-        };
+        let out = self.out.define();
         let defines = [
             format!("ROWS_MAX={rows_max}"),
             format!("RUN={run}"),
