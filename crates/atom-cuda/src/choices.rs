@@ -22,9 +22,14 @@ impl Choices {
     pub(crate) fn open(folder: Option<&Path>, of: String) -> Self {
         let name = format!("products-{}", hex(&Sha256::digest(&of)[..16]));
         let file = folder.map(|folder| folder.join(name));
-        let text = file.as_deref().and_then(recall).and_then(|bytes| String::from_utf8(bytes).ok());
-        let kept = text.and_then(|text| parse(&text, &of)).unwrap_or_default();
-        Self { file, of, kept }
+        let mut choices = Self { file, of, kept: BTreeMap::new() };
+        choices.kept = choices.on_disk();
+        choices
+    }
+
+    fn on_disk(&self) -> BTreeMap<String, Words> {
+        let text = self.file.as_deref().and_then(recall).and_then(|bytes| String::from_utf8(bytes).ok());
+        text.and_then(|text| parse(&text, &self.of)).unwrap_or_default()
     }
 
     /// What a product got.
@@ -37,9 +42,13 @@ impl Choices {
         self.kept.insert(format!("{product:?}"), algorithm);
     }
 
-    /// Writes all of them.
-    pub(crate) fn save(&self) {
+    /// Writes all of them, and those that another process has written since.
+    pub(crate) fn save(&mut self) {
+        let others = self.on_disk();
         let Some(file) = &self.file else { return };
+        for (product, words) in others {
+            self.kept.entry(product).or_insert(words);
+        }
         let lines = self.kept.iter().map(|(product, words)| {
             let words: Vec<String> = words.iter().map(|word| format!("{word:016x}")).collect();
             format!("{}\t{product}\n", words.join(" "))
@@ -91,6 +100,15 @@ mod tests {
         assert_eq!((second.of(&product(8)), second.of(&product(9))), (Some(words), Some([9; 8])));
         assert_eq!(second.of(&product(10)), None);
         assert_eq!(open("another GPU").of(&product(8)), None);
+
+        // Both were open before either wrote.
+        let (mut one, mut other) = (open("two starts"), open("two starts"));
+        one.keep(&product(1), [1; 8]);
+        one.save();
+        other.keep(&product(2), [2; 8]);
+        other.save();
+        let both = open("two starts");
+        assert_eq!([1, 2].map(|rows| both.of(&product(rows))), [Some([1; 8]), Some([2; 8])]);
 
         // A byte that changed: the digest says so.
         let file = second.file.clone().expect("a folder was given");

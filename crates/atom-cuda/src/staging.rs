@@ -26,6 +26,10 @@ const TABLE_ENTRIES: usize = 6;
 const SEQUENCE: usize = 7;
 const PATIENCE_MS: usize = 8;
 
+/// Kernels wait for masks so many times as long as the host waits for the step: a host that stood still for a while still
+/// brings them in time. Only one that never comes back is outwaited.
+const KERNELS_PATIENCE: u32 = 8;
+
 impl Staging {
     pub(crate) fn new(pinned: [Pinned; 2], reserve: &Reserve, work: Option<WorkSpec>) -> Self {
         let cutter = work.map(|work| WorkCutter::new(work, reserve.top.rows));
@@ -63,6 +67,7 @@ impl Staging {
         let entries = self.update_tables(layout, reserve, inputs);
         header[TABLE_ENTRIES] = entries as u32;
         header[SEQUENCE] = sequence;
+        let patience = patience.saturating_mul(KERNELS_PATIENCE);
         header[PATIENCE_MS] = patience.as_millis().min(u128::from(u32::MAX)) as u32;
         if let Some(cutter) = &mut self.cutter {
             let lists = &mut self.pinned[self.turn][layout.tiles..layout.samples];

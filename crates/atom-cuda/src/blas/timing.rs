@@ -67,7 +67,7 @@ impl Blas {
             }
         }
         if tally.timed > before.timed {
-            self.choices.borrow().save();
+            self.choices.borrow_mut().save();
         }
         tally.spent += start.elapsed();
         self.tally.set(tally);
