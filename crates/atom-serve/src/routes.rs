@@ -43,6 +43,7 @@ pub fn router(server: Arc<Server>) -> Router {
         .route("/v1/completions/render", post(tokens::render_completions))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
+        .route("/tokenizer_info", get(tokens::tokenizer_info))
         .route("/server_info", get(inside::server_info))
         .route("/start_profile", post(inside::start_profile))
         .route("/stop_profile", post(inside::stop_profile))
@@ -246,5 +247,5 @@ const SESSION_ID: HeaderName = HeaderName::from_static("x-session-id");
 const REQUEST_ID_BYTES_MAX: usize = 128;
 const SHOWN_CHARS_MAX: usize = 128;
 const KNOWN_PATHS: &str = "/v1/chat/completions, /v1/completions (each with /render), /v1/responses, /v1/messages, \
-    /v1/messages/count_tokens, /v1/models, /tokenize, /detokenize, /health, /health/live, /health/ready, /metrics, \
-    /server_info, /start_profile, /stop_profile, /version and /ping";
+    /v1/messages/count_tokens, /v1/models, /tokenize, /detokenize, /tokenizer_info, /health, /health/live, \
+    /health/ready, /metrics, /server_info, /start_profile, /stop_profile, /version and /ping";

@@ -1,6 +1,6 @@
-//! Text to tokens and back, without a model: `POST /tokenize` and `/detokenize` in vLLM's shapes, and the
-//! `/render` beside each generating endpoint, which gives the tokens that the same body would be computed
-//! from.
+//! Text to tokens and back, without a model: `POST /tokenize` and `/detokenize` in vLLM's shapes, its
+//! `GET /tokenizer_info`, and the `/render` beside each generating endpoint, which gives the tokens that the
+//! same body would be computed from.
 
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
@@ -58,6 +58,21 @@ pub(crate) async fn detokenize(
         Ok(json!({"prompt": server.text.tokenizer.decode(&tokens, false)}))
     });
     Ok(status::json(answer.await?))
+}
+
+/// `GET /tokenizer_info`: what a `tokenizer_config.json` of this model would say. Clients that count tokens by
+/// `/tokenize` ask for it first.
+pub(crate) async fn tokenizer_info(State(server): State<Arc<Server>>) -> Response {
+    let (tokenizer, template) = (&server.text.tokenizer, &server.text.template);
+    let mut info = Map::new();
+    for name in SPECIAL_TOKENS {
+        info.insert(name.into(), Value::Null);
+    }
+    info.extend(tokenizer.special_texts().map(|(name, text)| (name.to_owned(), text.into())));
+    info.insert("add_bos_token".into(), tokenizer.puts_bos().into());
+    info.insert("model_max_length".into(), server.context().into());
+    info.insert("chat_template".into(), template.text().into());
+    status::json(Value::Object(info))
 }
 
 /// `POST /v1/chat/completions/render`: one object, since a conversation is one prompt.
@@ -148,6 +163,9 @@ impl Asked {
         Ok(work.prompts.pop().expect("a conversation is one prompt").tokens)
     }
 }
+
+/// Those that a model may lack are null.
+const SPECIAL_TOKENS: [&str; 4] = ["bos_token", "eos_token", "unk_token", "pad_token"];
 
 /// What changes the prompt of a conversation.
 const CHAT_FIELDS: [&str; 8] = [

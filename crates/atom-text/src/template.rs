@@ -82,6 +82,11 @@ impl ChatTemplate {
         self.environment.get_template(library::DEFAULT).is_ok()
     }
 
+    /// The template of requests without tools, as text: without `{% generation %}`, which renders nothing.
+    pub fn text(&self) -> Option<String> {
+        Some(self.environment.get_template(library::DEFAULT).ok()?.source().to_owned())
+    }
+
     /// True if the template looks at a variable of this name, so that a request can set it.
     pub fn reads(&self, variable: &str) -> bool {
         self.reads.contains(variable)

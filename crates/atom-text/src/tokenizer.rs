@@ -107,6 +107,11 @@ impl Tokenizer {
         self.bos
     }
 
+    /// True if a text begins with [`bos`](Self::bos) when it is encoded with `add_special`.
+    pub fn puts_bos(&self) -> bool {
+        self.bos.is_some() && self.prefix.first().copied() == self.bos
+    }
+
     /// The token that ends a text, if the checkpoint names one.
     pub fn eos(&self) -> Option<TokenId> {
         self.eos

@@ -390,7 +390,7 @@ pub(crate) const TOOL_TEMPLATE: &str = "\
     {%- if enable_thinking is defined %}{{ '<think>\\n' if enable_thinking else '<think>\\n\\n</think>\\n\\n' }}\
     {%- endif %}{% endif %}";
 
-const TEMPLATE: &str = "{% for m in messages %}\
+pub(crate) const TEMPLATE: &str = "{% for m in messages %}\
     {% if loop.index0 > 0 and m.role == 'system' %}{{ raise_exception('system comes first') }}{% endif %}\
     <|im_start|>{{ m.role }}{{ '=' ~ m.name if m.name else '' }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}{% if hint %}{{ hint }}{% endif %}";

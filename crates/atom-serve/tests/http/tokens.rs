@@ -1,6 +1,6 @@
 //! Tokens without a model: `/tokenize`, `/detokenize`, `/render`.
 
-use crate::fake::{BOS, IM_END, IM_START, Site, bytes, says, tool_model};
+use crate::fake::{BOS, IM_END, IM_START, Site, TEMPLATE, bytes, says, tool_model};
 use serde_json::{Value, json};
 
 fn chat(content: &str) -> Value {
@@ -128,6 +128,27 @@ async fn bad_bodies_are_refused_by_name_and_do_no_harm() {
     assert_eq!(client.response().await.status, 415);
     assert_eq!(site.get("/tokenize").await.status, 405);
     assert_eq!(site.post("/tokenize", &json!({"prompt": "a"})).await.status, 200);
+}
+
+/// lm-eval counts by the server's tokenizer if it is told this much, and asks the hub for one if it is not.
+#[tokio::test]
+async fn a_client_can_ask_for_special_tokens_and_the_template() {
+    let site = Site::start(says("ok")).await;
+    let answer = site.get("/tokenizer_info").await;
+    let mut info = answer.json();
+    let template = info.as_object_mut().unwrap().remove("chat_template").unwrap();
+    let expected = json!({
+        "bos_token": "<s>", "eos_token": "<|im_end|>", "unk_token": null, "pad_token": null,
+        "add_bos_token": true, "model_max_length": 900,
+    });
+    assert_eq!((answer.status, info), (200, expected));
+    assert_eq!(template, json!(TEMPLATE));
+    for name in ["bos_token", "eos_token"] {
+        let text = &answer.json()[name];
+        let tokens =
+            site.post("/tokenize", &json!({"prompt": text, "add_special_tokens": false})).await.json();
+        assert_eq!(tokens["count"], 1, "{name} is one token");
+    }
 }
 
 /// Agents send their conversation again and again; the counts say that it was known.
