@@ -108,7 +108,21 @@ impl ServeMetrics {
             e2e_s: Histogram::new(exponential_buckets(0.01, 2.0, 20)),
         };
         metrics.register();
+        metrics.begin_at_zero();
         metrics
+    }
+
+    /// Makes the series whose growth people watch. One that is first seen with what it has counted shows no
+    /// growth: that of the first requests would be lost.
+    fn begin_at_zero(&self) {
+        for endpoint in Endpoint::ALL {
+            for status in WATCHED_STATUSES {
+                drop(self.responses.get_or_create(&ResponseLabels { endpoint, status }));
+            }
+        }
+        for finished_reason in Outcome::ALL {
+            drop(self.outcomes.get_or_create(&OutcomeLabels { finished_reason }));
+        }
     }
 
     /// The names: kept from one release to the next, since dashboards know them.
@@ -209,6 +223,18 @@ impl Drop for InFlight {
 }
 
 impl Endpoint {
+    const ALL: [Self; 9] = [
+        Self::Chat,
+        Self::Completions,
+        Self::Responses,
+        Self::Messages,
+        Self::CountTokens,
+        Self::Models,
+        Self::Health,
+        Self::Metrics,
+        Self::Other,
+    ];
+
     /// The value of the label.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -226,6 +252,8 @@ impl Endpoint {
 }
 
 impl Outcome {
+    const ALL: [Self; 4] = [Self::Stop, Self::Length, Self::Abort, Self::Error];
+
     /// The value of the label.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -258,6 +286,9 @@ impl EncodeLabelValue for Outcome {
         encoder.write_str(self.as_str())
     }
 }
+
+/// Answers that alerts and ratios are made of; others begin with the first of them.
+const WATCHED_STATUSES: [u16; 6] = [200, 400, 429, 500, 503, 504];
 
 #[cfg(test)]
 mod tests {
@@ -295,5 +326,28 @@ mod tests {
         }
         drop(guard);
         assert!(text(&metrics).contains("atom_num_requests_in_flight 0\n"));
+    }
+
+    /// aiperf takes what it sees first as the beginning, as Prometheus does: of 12 requests it counted 8.
+    #[test]
+    fn the_first_requests_are_growth_of_a_series_that_was_there_before_them() {
+        let metrics = ServeMetrics::new();
+        let before = text(&metrics);
+        for endpoint in Endpoint::ALL {
+            metrics.responded(endpoint, 200);
+            metrics.responded(endpoint, 503);
+        }
+        for outcome in Outcome::ALL {
+            metrics.ended(outcome, Duration::ZERO);
+        }
+        let after = text(&metrics);
+        let counted: Vec<&str> =
+            after.lines().filter(|line| line.contains('{') && line.ends_with("} 1")).collect();
+        let labelled = counted.iter().filter(|line| !line.contains("le=")).count();
+        assert_eq!(labelled, 2 * Endpoint::ALL.len() + Outcome::ALL.len(), "{after}");
+        for line in counted.iter().filter(|line| !line.contains("le=")) {
+            let zero = format!("{}0", line.strip_suffix('1').unwrap());
+            assert!(before.lines().any(|found| found == zero), "no line '{zero}' in\n{before}");
+        }
     }
 }

@@ -93,9 +93,14 @@ fn read_stream(fields: &mut Fields) -> Result<Option<StreamOptions>, ApiError> {
     let streams = fields.boolean("stream")?.unwrap_or(false);
     if let Some(options) = fields.take("stream_options") {
         let mut inner = Fields::nested("stream_options", options)?;
-        // A client may turn off what we don't do.
+        // A client may turn off what we don't do, and ask for what we do anyway.
         inner
             .refuse_unless("include_obfuscation", "events are not padded", |value| *value == json!(false))?;
+        inner.refuse_unless(
+            "include_usage",
+            "the last event has the whole response, usage included",
+            |value| *value == json!(true),
+        )?;
         inner.finish()?;
     }
     Ok(streams.then(StreamOptions::default))

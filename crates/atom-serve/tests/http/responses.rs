@@ -1,5 +1,6 @@
 //! The Responses API: what reaches the model, what comes back, and what isn't kept.
 
+use crate::client::Response;
 use crate::equality;
 use crate::fake::{Play, Site, answer, bytes, says, text_model};
 use atom_base::hash::{FNV_64, fnv1a_64};
@@ -159,6 +160,17 @@ async fn a_failed_engine_fails_the_response() {
     assert!(data["response"]["error"]["message"].as_str().unwrap().contains("rank 1 is gone"));
 }
 
+/// aiperf --use-server-token-count asks for it in every API, though here it is always there.
+#[tokio::test]
+async fn usage_may_be_asked_for_as_in_chat() {
+    let site = Site::start(says("ok")).await;
+    let last = |response: Response| response.named_events().pop().unwrap().1["response"]["usage"].clone();
+    let asked = json!({"stream": true, "stream_options": {"include_usage": true}});
+    let asked = last(site.post(PATH, &ask(asked)).await);
+    let unasked = last(site.post(PATH, &ask(json!({"stream": true}))).await);
+    assert!(asked["output_tokens"].as_u64().unwrap() > 0 && asked == unasked, "{asked} {unasked}");
+}
+
 #[tokio::test]
 async fn what_is_not_kept_or_not_built_is_refused_by_name() {
     let site = Site::start(says("ok")).await;
@@ -180,6 +192,11 @@ async fn what_is_not_kept_or_not_built_is_refused_by_name() {
             json!({"stream": true, "stream_options": {"include_obfuscation": true}}),
             "stream_options.include_obfuscation",
             &[],
+        ),
+        (
+            json!({"stream": true, "stream_options": {"include_usage": false}}),
+            "stream_options.include_usage",
+            &["usage included"],
         ),
         (json!({"text": {"format": {"type": "yaml"}}}), "text.format.type", &["\"yaml\""]),
         (json!({"text": {"verbosity": "high"}}), "text.verbosity", &[]),
