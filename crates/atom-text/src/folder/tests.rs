@@ -84,7 +84,9 @@ fn the_older_notation_of_merges_is_read_too() {
 fn special_tokens_come_from_the_post_processor_and_the_config_overrules_it() {
     let around = |config: Value| {
         let tokenizer = load(&tokenizer_json(), &config).unwrap();
-        tokenizer.decode(&tokenizer.encode("a", true).unwrap(), false)
+        let text = tokenizer.decode(&tokenizer.encode("a", true).unwrap(), false);
+        assert_eq!(tokenizer.puts_bos(), tokenizer.bos().is_some() && text.starts_with("<|begin|>"));
+        text
     };
     let named = |add_bos: Option<bool>, add_eos: Option<bool>| {
         json!({"bos_token": "<|begin|>", "eos_token": {"content": "<|end|>", "lstrip": false},
