@@ -133,7 +133,11 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Bytes of a body that must come in a second, once it has taken longer than [`PATIENCE`]: a modem of the last
 /// century is faster, and a client that sends a byte now and then would hold a place for days.
-const RATE_MIN: u64 = 1024;
+pub(crate) const RATE_MIN: u64 = 1024;
+
+/// Longest time for all of a body: what is large and came fast may not trickle at its end, since it holds its
+/// place in the room. The largest body needs 110 kB a second.
+const BODY_TIME_MAX: Duration = Duration::from_secs(300);
 
 #[cfg(test)]
 mod tests {

@@ -16,10 +16,12 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -30,19 +32,47 @@ use tokio::time::{sleep, timeout};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer(pub(crate) SocketAddr);
 
-/// One connection, until either side ends it.
+/// One connection, until either side ends it, or the server has closed and its peer takes nothing.
 pub(crate) async fn connection(stream: TcpStream, peer: SocketAddr, routes: Router, server: Arc<Server>) {
     // Tokens are small and must not wait for each other.
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%peer, "no TCP_NODELAY: {error}");
     }
-    let stream = Paced::new(stream, server.options.idle_timeout);
-    match &server.options.tls {
-        None => speak(stream, peer, routes, &server).await,
-        Some(tls) => match tls.accept(stream).await {
-            Ok(stream) => speak(stream, peer, routes, &server).await,
-            Err(error) => tracing::debug!(%peer, "no TLS: {error}"),
-        },
+    if let Err(error) = set_socket_send_buffer_size(&stream, SEND_BUFFER) {
+        tracing::debug!(%peer, "the system's own send buffer: {error}");
+    }
+    let taken = Arc::default();
+    let stream = Paced::new(stream, server.options.idle_timeout, Arc::clone(&taken));
+    let served = async {
+        match &server.options.tls {
+            None => speak(stream, peer, routes, &server).await,
+            Some(tls) => match tls.accept(stream).await {
+                Ok(stream) => speak(stream, peer, routes, &server).await,
+                Err(error) => tracing::debug!(%peer, "no TLS: {error}"),
+            },
+        }
+    };
+    let stuck = async {
+        server.phases.reached(Phase::Closed).await;
+        standstill(&taken).await;
+    };
+    tokio::select! {
+        biased;
+        () = served => {}
+        () = stuck => tracing::debug!(%peer, "closed: the client took nothing for {FLUSH:?} after the drain"),
+    }
+}
+
+/// Resolves when nothing was taken for [`FLUSH`].
+async fn standstill(taken: &AtomicU64) {
+    let mut before = taken.load(Ordering::Relaxed);
+    loop {
+        sleep(FLUSH).await;
+        let now = taken.load(Ordering::Relaxed);
+        if now == before {
+            return;
+        }
+        before = now;
     }
 }
 
@@ -189,8 +219,14 @@ async fn linger(mut stream: impl AsyncRead + Unpin) {
     let _ = timeout(LINGER, drained).await;
 }
 
-/// Time for the last bytes to leave once nothing runs any more.
-pub(crate) const FLUSH: Duration = Duration::from_secs(2);
+/// Once nothing runs any more: time for the last bytes to leave, and for a reader to take the next ones of an
+/// answer that is complete. With [`SEND_BUFFER`], one that takes 10 kB a second is seen to read.
+pub(crate) const FLUSH: Duration = Duration::from_secs(5);
+
+/// Bytes that the system holds of an answer that its reader doesn't take. Linux says that there is room again when
+/// a third of it is: with its own choice, up to 4 MiB, slow readers would seem to take nothing for minutes. It
+/// keeps that many bytes on their way, at 100 ms to the client and back 640 kB a second.
+const SEND_BUFFER: usize = 64 << 10;
 
 /// Bytes that hyper holds of an answer that its reader doesn't take, and of a request that nobody has read yet.
 /// Not less than a head may have.

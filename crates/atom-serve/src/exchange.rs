@@ -1,6 +1,7 @@
 //! Where a connection stands between a request and its answer: what [`Wire`](crate::wire::Wire) has to know of
 //! what goes on above it.
 
+use crate::connection::FLUSH;
 use atom_base::limits::HEAD_BYTES_MAX;
 use axum::body::Body;
 use axum::http::{HeaderName, Request, Response, StatusCode, Version, header};
@@ -9,6 +10,7 @@ use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
+use tokio::time::Instant;
 
 /// Shared by the wire, the service and the bodies of one connection, all of which run in its task.
 #[derive(Debug, Default)]
@@ -26,6 +28,8 @@ struct State {
     is_read: bool,
     /// Interim responses may be sent: the peer knows them, and the answer has not begun.
     may_interim: bool,
+    /// When the answer has to have left.
+    due: Option<Instant>,
     /// The answer is an event stream, into which a comment may go.
     is_stream: bool,
     /// The next poll of the stream gives a comment.
@@ -35,6 +39,11 @@ struct State {
     /// hyper wanted to answer on its own.
     refused: Option<StatusCode>,
 }
+
+/// An extension of an answer: when its request's time is over, see
+/// [`ServerOptions::request_timeout`](crate::ServerOptions).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Due(pub(crate) Instant);
 
 /// An answer of hyper's own, at the end of what it writes.
 #[derive(Debug, PartialEq, Eq)]
@@ -72,6 +81,7 @@ impl Exchange {
         state.is_read = request.body().is_end_stream();
         state.may_interim = request.version() == Version::HTTP_11;
         state.is_stream = false;
+        state.due = None;
         drop(state);
         (request.map(|body| Upload { body, exchange: self.clone() }), is_clear)
     }
@@ -80,6 +90,7 @@ impl Exchange {
     pub(crate) fn answer(self: &Arc<Self>, response: Response<Body>) -> Response<Download> {
         let mut state = self.state();
         state.may_interim = false;
+        state.due = response.extensions().get().map(|Due(due)| *due + FLUSH);
         state.is_stream = response
             .headers()
             .get(header::CONTENT_TYPE)
@@ -92,6 +103,20 @@ impl Exchange {
     pub(crate) fn now(&self) -> Option<(u64, bool)> {
         let state = self.state();
         state.is_open.then_some((state.opened, state.is_read))
+    }
+
+    /// When the answer has to have left: what it says when its time is over included; until the last of
+    /// it was passed on.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.state().due
+    }
+
+    /// All bytes that there were have been passed on.
+    pub(crate) fn flushed(&self) {
+        let mut state = self.state();
+        if !state.is_open {
+            state.due = None;
+        }
     }
 
     /// An answer was given before its request was read.

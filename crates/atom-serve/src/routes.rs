@@ -2,6 +2,7 @@
 
 use crate::connection::{Peer, TwoLengths};
 use crate::error::ApiError;
+use crate::exchange::Due;
 use crate::generation::{Admission, Generation, Work};
 use crate::record::{Asked, Head, Logged, Record};
 use crate::server::Server;
@@ -103,8 +104,9 @@ async fn generate<S: Shape>(
 ) -> Result<Response, ApiError> {
     let in_flight = server.metrics.begin();
     let running = server.phases.begin().ok_or(ApiError::Draining)?;
-    // One for the way to an answer, one that goes along with a stream: the same moment.
-    let (cut, deadline) = (server.end_of_patience(), server.end_of_patience());
+    let due = server.due();
+    // One for the way to an answer, one that goes along with a stream.
+    let (cut, deadline) = (server.end_of_patience(due), server.end_of_patience(due));
     let session = session(request.headers());
     let record = request.extensions().get::<Arc<Record>>().cloned();
     let answer = async {
@@ -131,7 +133,7 @@ async fn generate<S: Shape>(
             }
         }
     };
-    tokio::select! {
+    let answer: Result<Response, ApiError> = tokio::select! {
         biased;
         answer = answer => answer,
         error = cut => Err(error),
@@ -148,7 +150,13 @@ pub(crate) fn event_stream(
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // nginx would collect the frames otherwise.
     headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+    };
+    let mut answer = answer.unwrap_or_else(IntoResponse::into_response);
+    // The reader has no more time than the model.
+    if let Some(due) = due {
+        answer.extensions_mut().insert(Due(due));
     response
+    Ok(answer)
 }
 
 async fn no_such_path(uri: Uri) -> ApiError {

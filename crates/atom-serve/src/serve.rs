@@ -13,7 +13,7 @@ use std::task::Poll;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinSet, unconstrained, yield_now};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 /// How a server came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,12 +40,13 @@ pub async fn serve(
         loop {
             tokio::select! {
                 biased;
-                cut = &mut drained => {
+                (drained, deadline) = &mut drained => {
                     let pending = waiting(&listener).await;
                     for (stream, peer) in pending {
                         connections.spawn(connection(stream, peer, routes.clone(), server.clone()));
                     }
-                    break close(&server, connections, cut).await;
+                    close(&server, connections, deadline).await;
+                    break drained;
                 }
                 Some(ended) = connections.join_next(), if !connections.is_empty() => report(ended),
                 accepted = listener.accept(), if connections.len() < CONNECTIONS_MAX => {
@@ -80,8 +81,8 @@ async fn waiting(listener: &TcpListener) -> Vec<(TcpStream, SocketAddr)> {
     pending
 }
 
-/// Waits for the word, then for the running requests.
-async fn drain(server: &Server, shutdown: impl Future<Output = ()>) -> Drained {
+/// Waits for the word, then for the running requests. Says until when the drain may take.
+async fn drain(server: &Server, shutdown: impl Future<Output = ()>) -> (Drained, Instant) {
     tokio::select! {
         () = shutdown => {}
         () = server.exit.notified() => tracing::info!("told to exit over HTTP"),
@@ -89,7 +90,8 @@ async fn drain(server: &Server, shutdown: impl Future<Output = ()>) -> Drained {
     server.phases.enter(Phase::Leaving);
     let running = server.phases.running();
     tracing::info!(running, "draining for at most {:?}", server.options.drain);
-    let in_time = timeout(server.options.drain, finish(server)).await.is_ok();
+    let deadline = Instant::now() + server.options.drain;
+    let in_time = timeout_at(deadline, finish(server)).await.is_ok();
     let cut = if in_time { 0 } else { server.phases.running() };
     if cut > 0 {
         tracing::warn!(cut, "requests are aborted: the drain's time is over");
@@ -97,7 +99,7 @@ async fn drain(server: &Server, shutdown: impl Future<Output = ()>) -> Drained {
         // They only have to notice; a reader that takes nothing can't hold us up.
         let _ = timeout(FLUSH, server.phases.idle()).await;
     }
-    Drained { cut }
+    (Drained { cut }, deadline)
 }
 
 /// Waits until every request has its answer. A pause would keep them from it, whoever ordered it: before
@@ -120,8 +122,8 @@ async fn finish(server: &Server) {
     }
 }
 
-/// Lets answers that are complete leave, and closes.
-async fn close(server: &Server, mut connections: JoinSet<()>, drained: Drained) -> Drained {
+/// Lets answers that are complete leave, until `deadline` at the most as long as their readers take them, and closes.
+async fn close(server: &Server, mut connections: JoinSet<()>, deadline: Instant) {
     server.phases.enter(Phase::Closed);
     let all = async {
         while connections.join_next().await.is_some_and(|ended| {
@@ -129,10 +131,9 @@ async fn close(server: &Server, mut connections: JoinSet<()>, drained: Drained) 
             true
         }) {}
     };
-    if timeout(FLUSH, all).await.is_err() {
+    if timeout_at(deadline.max(Instant::now() + FLUSH), all).await.is_err() {
         connections.shutdown().await;
     }
-    drained
 }
 
 fn report(ended: Result<(), tokio::task::JoinError>) {

@@ -20,6 +20,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Notify, Semaphore};
 
+use tokio::time::Instant;
 /// One model behind one address. Built once by the binary, shared by every connection.
 pub struct Server {
     pub(crate) engine: Arc<dyn Engine>,
@@ -75,7 +76,8 @@ pub struct ServerOptions {
     pub cors: CorsOrigins,
     /// The server speaks HTTPS.
     pub tls: Option<Tls>,
-    /// How long a request may take from its head to the end of its answer. `None`: as long as it takes.
+    /// How long a generation may take from its request's head until its answer was read. `None`: as long as it
+    /// takes.
     pub request_timeout: Option<Duration>,
     /// How long a client may keep the server waiting: for the next request and all of its head, for the next
     /// bytes of a body, and for room to send more of an answer. Waiting for the model is not the client's.
@@ -159,11 +161,19 @@ impl Server {
         }
     }
 
-    /// Resolves, with what to tell the client, when a request that comes now has to end: its time is over, or
-    /// the server cuts what still runs. The future outlives the borrow.
-    pub(crate) fn end_of_patience(&self) -> impl Future<Output = ApiError> + Send + use<> {
+    /// When the time of a request is over that comes now.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.options.request_timeout.map(|after| Instant::now() + after)
+    }
+
+    /// Resolves, with what to tell the client, when a request has to end: it is [`due`](Self::due), or the server
+    /// cuts what still runs. The future outlives the borrow.
+    pub(crate) fn end_of_patience(
+        &self,
+        due: Option<Instant>,
+    ) -> impl Future<Output = ApiError> + Send + use<> {
         let cut = self.phases.reached(Phase::Cut);
-        let deadline = self.options.request_timeout.map(|after| (after, tokio::time::Instant::now() + after));
+        let deadline = self.options.request_timeout.zip(due);
         async move {
             let over = async {
                 match deadline {

@@ -5,22 +5,35 @@ use crate::exchange::{AutomaticAnswer, Exchange};
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tokio_rustls::server::TlsStream;
 
-/// A stream whose peer must take something now and then of what is sent to it.
+/// A stream whose peer must take what is sent to it: something now and then, and not too little altogether.
 ///
 /// It lies below TLS, where bytes move. What waits for the peer is bounded in any case (the system's buffer,
 /// [`WRITE_BUFFER`](crate::connection::WRITE_BUFFER), and an answer's tokens); this bounds for how long.
 pub(crate) struct Paced<S> {
     stream: S,
     patience: Duration,
+    /// Bytes that the system took over for the peer.
+    taken: Arc<AtomicU64>,
     /// Runs while the peer takes nothing.
-    stalled: Option<Pin<Box<Sleep>>>,
+    stalled: Option<Stall>,
+    /// How long the stream was stalled since `blocked_from`, without the stall that goes on.
+    blocked: Duration,
+    /// What was taken when `blocked` was last 0.
+    blocked_from: u64,
+}
+
+/// Bytes that can't be written.
+struct Stall {
+    since: Instant,
+    end: Pin<Box<Sleep>>,
 }
 
 /// A connection's stream, as hyper sees it.
@@ -31,6 +44,8 @@ pub(crate) struct Wire<S> {
     half_closed: Option<Looks>,
     /// Everything that hyper gave us has been passed on.
     is_flushed: bool,
+    /// Rings when the answer has to be over, see [`Exchange::due`].
+    overdue: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
 /// What lies below HTTP.
@@ -56,22 +71,40 @@ struct Looks {
 }
 
 impl<S> Paced<S> {
-    pub(crate) fn new(stream: S, patience: Duration) -> Self {
-        Self { stream, patience, stalled: None }
+    /// `taken` counts for whoever else wants to know.
+    pub(crate) fn new(stream: S, patience: Duration, taken: Arc<AtomicU64>) -> Self {
+        Self { stream, patience, taken, stalled: None, blocked: Duration::ZERO, blocked_from: 0 }
     }
 
-    /// A write that gave `outcome`: goes on, or ends when the peer has taken nothing for too long.
+    /// A write that gave `outcome`: goes on, or ends when the peer has taken nothing for too long, or too little
+    /// in all the time that it was waited for.
     fn paced<T>(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if outcome.is_ready() {
-            self.stalled = None;
-            return outcome;
-        }
         let patience = self.patience;
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(patience)));
-        ready!(stalled.as_mut().poll(cx));
-        let words = format!("the client took nothing for {patience:?}");
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, words)))
+        if outcome.is_pending() {
+            let stalled = self
+                .stalled
+                .get_or_insert_with(|| Stall { since: Instant::now(), end: Box::pin(sleep(patience)) });
+            ready!(stalled.end.as_mut().poll(cx));
+            return Poll::Ready(Err(too_slow(format!("the client took nothing for {patience:?}"))));
+        }
+        if let Some(stall) = self.stalled.take() {
+            self.blocked += stall.since.elapsed();
+            if self.blocked >= patience {
+                let (blocked, taken) = (self.blocked, self.taken.load(Ordering::Relaxed));
+                let bytes = taken - std::mem::replace(&mut self.blocked_from, taken);
+                self.blocked = Duration::ZERO;
+                if bytes < READ_RATE_MIN * blocked.as_secs() {
+                    let words = format!("the client took {bytes} bytes in {blocked:?} of waiting for it");
+                    return Poll::Ready(Err(too_slow(words)));
+                }
+            }
+        }
+        outcome
     }
+}
+
+fn too_slow(words: String) -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, words)
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Paced<S> {
@@ -84,6 +117,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Paced<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let outcome = Pin::new(&mut this.stream).poll_write(cx, bytes);
+        if let Poll::Ready(Ok(bytes)) = outcome {
+            this.taken.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
         this.paced(cx, outcome)
     }
 
@@ -118,11 +154,25 @@ impl Transport for TlsStream<Paced<TcpStream>> {
 
 impl<S: Transport> Wire<S> {
     pub(crate) fn new(stream: S, exchange: Arc<Exchange>) -> Self {
-        Self { stream, exchange, half_closed: None, is_flushed: true }
+        Self { stream, exchange, half_closed: None, is_flushed: true, overdue: None }
     }
 
     pub(crate) fn into_inner(self) -> S {
         self.stream
+    }
+
+    /// An error once the time for the answer is over: a reader that takes a byte now and then would have it for
+    /// ever.
+    fn poll_overdue(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        let Some(due) = self.exchange.due() else { return Ok(()) };
+        if self.overdue.as_ref().is_none_or(|(at, _)| *at != due) {
+            self.overdue = Some((due, Box::pin(sleep_until(due))));
+        }
+        let (_, ring) = self.overdue.as_mut().expect("set above");
+        match ring.as_mut().poll(cx) {
+            Poll::Pending => Ok(()),
+            Poll::Ready(()) => Err(too_slow("the answer was not read by the end of its time".into())),
+        }
     }
 
     /// The peer has sent its last byte and waits for an answer, or has gone away: both look the same until
@@ -190,6 +240,7 @@ impl<S: Transport> AsyncWrite for Wire<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         this.is_flushed = false;
+        this.poll_overdue(cx)?;
         let bytes = match this.exchange.automatic_answer(bytes) {
             // Its place is taken by one of ours, once hyper has ended the connection.
             Some(AutomaticAnswer { at: 0, status }) => {
@@ -206,6 +257,7 @@ impl<S: Transport> AsyncWrite for Wire<S> {
         let this = self.get_mut();
         ready!(Pin::new(&mut this.stream).poll_flush(cx))?;
         this.is_flushed = true;
+        this.exchange.flushed();
         Poll::Ready(Ok(()))
     }
 
@@ -229,6 +281,10 @@ impl Looks {
 /// the one that the older ones know.
 const STILL_WORKING: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
+/// Bytes that a client must take in a second on average, of the time in which it is waited for: what a body has to
+/// come with, too.
+const READ_RATE_MIN: u64 = crate::body::RATE_MIN;
+
 /// See `Looks::calls`.
 const CALLS_MIN: u32 = 3;
 
@@ -237,3 +293,50 @@ const CALLS_MIN: u32 = 3;
 const LOOK_PAUSE_MIN: Duration = Duration::from_millis(20);
 /// How long one that leaves later computes for nobody.
 const LOOK_PAUSE_MAX: Duration = Duration::from_secs(15);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    /// Writes until the peer is given up, which reads so many bytes every 19 s. How much it took, and how long.
+    async fn read_by(bytes: usize) -> (u64, Duration, io::Error) {
+        let (ours, mut theirs) = duplex(bytes);
+        let taken = Arc::default();
+        let mut paced = Paced::new(ours, Duration::from_secs(20), Arc::clone(&taken));
+        let reader = tokio::spawn(async move {
+            let mut buffer = vec![0; bytes];
+            while sleep_then_read(&mut theirs, &mut buffer).await {}
+        });
+        let (block, began) = (vec![0; bytes], Instant::now());
+        let error = loop {
+            // Whoever reads well enough is written to for an hour.
+            if began.elapsed() > Duration::from_secs(3600) {
+                break io::ErrorKind::Other.into();
+            }
+            if let Err(error) = paced.write_all(&block).await {
+                break error;
+            }
+        };
+        let time = began.elapsed();
+        drop(paced);
+        reader.await.unwrap();
+        (taken.load(Ordering::Relaxed), time, error)
+    }
+
+    async fn sleep_then_read(from: &mut (impl AsyncRead + Unpin), buffer: &mut [u8]) -> bool {
+        sleep(Duration::from_secs(19)).await;
+        from.read_exact(buffer).await.is_ok()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_byte_now_and_then_does_not_hold_a_connection() {
+        let (taken, time, error) = read_by(100).await;
+        assert_eq!((taken, error.kind()), (300, io::ErrorKind::TimedOut), "{error}");
+        assert!(time < Duration::from_secs(60) && error.to_string().contains("38s"), "{time:?}, {error}");
+        // A kilobyte a second is enough.
+        let (taken, time, error) = read_by(20 << 10).await;
+        assert_eq!(error.kind(), io::ErrorKind::Other, "{error}");
+        assert!(taken > 3 << 20 && time > Duration::from_secs(3600), "{taken} bytes in {time:?}");
+    }
+}

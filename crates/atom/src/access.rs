@@ -36,8 +36,8 @@ pub(crate) struct AccessArgs {
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
 
-    /// Seconds that a generation may take from its request's head until its answer is computed; then it gets a 504,
-    /// or its stream an error [default: as long as it takes].
+    /// Seconds that a generation may take from its request's head until its answer was read; then it gets a 504, or
+    /// its stream an error, and what has not left 5 s later is cut [default: as long as it takes].
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     request_timeout: Option<u64>,
 

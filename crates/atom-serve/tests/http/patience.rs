@@ -4,9 +4,11 @@ use crate::client::{Client, JSON};
 use crate::fake::{Play, Site, answer, bytes, scored};
 use atom_engine::{Event, Request};
 use serde_json::{Value, json};
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 use tokio::net::TcpSocket;
-use tokio::time::{Instant, sleep};
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, advance, sleep};
 
 const PLAIN: &str = "/v1/completions";
 
@@ -138,4 +140,126 @@ async fn a_reader_that_takes_nothing_is_dropped_and_its_request_aborted() {
         let rest = client.rest().await;
         assert!(!rest.ends_with("[DONE]\n\n") && !rest.ends_with('}'), "{} bytes came", rest.len());
     }
+}
+
+/// A reader that does not keep up: a whole answer of many megabytes, of which nothing was read but its head.
+async fn large_answer(site: &Site) -> (Client, u64) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(128 << 10).unwrap();
+    let mut client = Client::over(socket.connect(site.address).await.unwrap());
+    let body = json!({"prompt": "x", "n": 60, "logprobs": 20, "max_tokens": 400});
+    client.send("POST", PLAIN, &[JSON], body.to_string().as_bytes()).await;
+    let head = client.head().await;
+    let length: u64 = head.header("content-length").unwrap().parse().unwrap();
+    // Much more than both ends' buffers hold.
+    assert!(head.status == 200 && length > 6 << 20, "{length} bytes");
+    (client, length)
+}
+
+/// Ends when its play does.
+fn wordy_and_done(request: &Request) -> Vec<Play> {
+    let mut plays = wordy(request);
+    plays.push(Play::Say(Event::Finished(atom_base::FinishReason::Length)));
+    plays
+}
+
+/// Keeps time from going on by itself, which it does when a test waits for the network too: work in another thread
+/// stops it.
+fn hold_clock() -> Sender<()> {
+    let (holds, held) = channel::<()>();
+    spawn_blocking(move || {
+        let _ = held.recv();
+    });
+    holds
+}
+
+/// Reads 64 kB a second until the server closes the connection; how much that was.
+async fn read_slowly(client: &mut Client) -> u64 {
+    let mut read = 0;
+    loop {
+        let some = client.some(1 << 18).await;
+        if some.is_empty() {
+            return read;
+        }
+        read += some.len() as u64;
+        advance(Duration::from_secs(4)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_whole_answer_is_delivered_after_the_drain_to_who_reads_slowly() {
+    let mut site = Site::start_with(wordy_and_done, |options| options.drain = Duration::from_secs(600)).await;
+    let _clock = hold_clock();
+    let (mut client, length) = large_answer(&site).await;
+    site.stop();
+    let mut read = 0;
+    while read < length {
+        let some = client.some(1 << 20).await;
+        assert!(!some.is_empty(), "cut after {read} of {length} bytes");
+        read += some.len() as u64;
+        advance(Duration::from_secs(4)).await;
+    }
+    assert_eq!((read, client.is_closed().await), (length, true));
+    assert_eq!(site.ended().await.cut, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_reads_nothing_after_the_drain_holds_up_its_end_for_seconds_only() {
+    let mut site = Site::start_with(wordy_and_done, |options| options.drain = Duration::from_secs(600)).await;
+    let (client, _) = large_answer(&site).await;
+    site.stop();
+    let began = Instant::now();
+    assert_eq!(site.ended().await.cut, 0);
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    drop(client);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_reader_of_a_whole_answer_has_the_drains_time_and_no_more() {
+    let mut site = Site::start_with(wordy_and_done, |options| options.drain = Duration::from_secs(20)).await;
+    let _clock = hold_clock();
+    let (mut client, length) = large_answer(&site).await;
+    site.stop();
+    let read = read_slowly(&mut client).await;
+    assert!(read < length, "{read} of {length} bytes");
+    site.ended().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_timeout_holds_for_reading_the_answer_too() {
+    let limit = |options: &mut atom_serve::ServerOptions| {
+        options.request_timeout = Some(Duration::from_secs(40));
+        options.idle_timeout = Duration::from_secs(3600);
+    };
+    // A stream that nobody reads, of a model that has not ended.
+    let site = Site::start_with(wordy, limit).await;
+    let (choices, began) = (80, Instant::now());
+    let mut client = site.client().await;
+    let body = json!({"prompt": "x", "stream": true, "n": choices, "logprobs": 20, "max_tokens": 400});
+    client.send("POST", PLAIN, &[JSON], body.to_string().as_bytes()).await;
+    site.fake.aborted(choices).await;
+    assert!((40..60).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+
+    // A whole answer that is read, but too slowly.
+    let site = Site::start_with(wordy_and_done, limit).await;
+    let _clock = hold_clock();
+    let (mut client, length) = large_answer(&site).await;
+    let read = read_slowly(&mut client).await;
+    assert!(read < length, "{read} of {length} bytes");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answers_time_is_not_the_connections() {
+    let site = Site::start_with(
+        |request| answer(request, &bytes("ab")),
+        |options| options.request_timeout = Some(Duration::from_secs(5)),
+    )
+    .await;
+    let mut client = site.client().await;
+    assert_eq!(client.post(PLAIN, &body(false)).await.status, 200);
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(client.post(PLAIN, &body(true)).await.status, 200);
+    sleep(Duration::from_secs(60)).await;
+    client.write(b"NONSENSE\r\n\r\n").await;
+    assert_eq!(client.response().await.error()["code"], "invalid_http");
 }
