@@ -30,9 +30,18 @@ pub(crate) async fn read(server: &Server, request: Request<Body>) -> Result<Byte
     let mut size: u64 = 0;
     let patience = PATIENCE.min(server.options.idle_timeout);
     let began = Instant::now();
+    let end = began + BODY_TIME_MAX;
     loop {
-        let next = tokio::time::timeout(patience, chunks.next()).await;
-        match next.map_err(|_| ApiError::BodySlow { waited: patience })? {
+        let until = end.min(Instant::now() + patience);
+        let next = tokio::time::timeout_at(until, chunks.next()).await;
+        let late = |_| {
+            if until == end {
+                ApiError::BodyLate { size, max: BODY_TIME_MAX }
+            } else {
+                ApiError::BodySlow { waited: patience }
+            }
+        };
+        match next.map_err(late)? {
             None if size > BODY_BYTES_MAX as u64 => return too_large(size, true),
             None => break,
             Some(Err(error)) => return Err(ApiError::BodyLost { reason: error.to_string() }),

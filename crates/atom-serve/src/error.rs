@@ -68,6 +68,12 @@ pub(crate) enum ApiError {
     )]
     BodiesFull { max: usize },
     /// The client's fault.
+    /// The client's fault.
+    #[error(
+        "the body is not complete after {} seconds, the most that a body may take; {size} bytes of it arrived",
+        max.as_secs()
+    )]
+    BodyLate { size: u64, max: Duration },
     #[error("the body is not valid UTF-8: the byte at offset {offset} does not continue a character")]
     NotUtf8 { offset: usize },
     /// The client's fault: syntax, numbers that no float can hold, nesting beyond 128.
@@ -228,7 +234,7 @@ impl ApiError {
                 invalid(StatusCode::UNSUPPORTED_MEDIA_TYPE).code("unsupported_media_type")
             }
             Self::BodyTooLarge { .. } => invalid(StatusCode::PAYLOAD_TOO_LARGE).code("body_too_large"),
-            Self::BodySlow { .. } | Self::BodyTrickles { .. } => {
+            Self::BodySlow { .. } | Self::BodyTrickles { .. } | Self::BodyLate { .. } => {
                 invalid(StatusCode::REQUEST_TIMEOUT).code("body_timeout")
             }
             Self::BodyLost { .. } => invalid(StatusCode::BAD_REQUEST),

@@ -66,6 +66,28 @@ async fn a_body_that_trickles_is_a_408() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_body_that_came_fast_and_trickles_at_its_end_is_a_408() {
+    let site = Site::start(endless).await;
+    let mut client = site.client().await;
+    client
+        .write(b"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 5000000\r\n\r\n")
+        .await;
+    // At a kilobyte a second, it would have an hour.
+    client.write(&vec![b' '; 4_000_000]).await;
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(310) {
+        client.write(b" ").await;
+        sleep(Duration::from_secs(20)).await;
+    }
+    let response = client.response().await;
+    assert_eq!((response.status, &response.error()["code"]), (408, &json!("body_timeout")));
+    let text = response.text();
+    assert!(text.contains("after 300 seconds") && text.contains("; 40000"), "{text}");
+    // Its place in the room for bodies is free again: what is asked now is answered.
+    assert_eq!(site.post(PLAIN, &json!({"prompt": 5})).await.status, 400);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_request_that_takes_too_long_is_ended_whole_or_streamed() {
     let site =
         Site::start_with(endless, |options| options.request_timeout = Some(Duration::from_secs(40))).await;
