@@ -1,5 +1,6 @@
 //! What is known of one request, gathered on its way for the request log.
 
+use crate::kept::{ContentRoom, Kept};
 use crate::request_log::RequestLog;
 use crate::server::Server;
 use atom_telemetry::{Endpoint, Outcome};
@@ -7,7 +8,7 @@ use axum::body::Body;
 use axum::http::StatusCode;
 use bytes::Bytes;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +20,6 @@ use std::time::{Duration, Instant, SystemTime};
 pub(crate) struct Record {
     head: Head,
     started: Instant,
-    keeps_content: bool,
     facts: Mutex<Facts>,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct Head {
     pub(crate) path: String,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 struct Facts {
     /// `None` until the body was understood.
     asked: Option<Asked>,
@@ -44,9 +44,8 @@ struct Facts {
     first_token: Option<Duration>,
     /// By choice.
     outcomes: Vec<(u32, Outcome)>,
-    body: Bytes,
-    /// Of the body, also where it is too large to be kept.
-    body_size: usize,
+    /// Where bodies are wanted.
+    body: Option<Kept>,
 }
 
 /// What a generation request wants.
@@ -69,15 +68,8 @@ pub(crate) struct Entry {
     is_complete: bool,
     total: Duration,
     facts: Facts,
-    answer: Content,
-    keeps_content: bool,
-}
-
-/// A body as it is written down.
-#[derive(Debug, Default)]
-struct Content {
-    bytes: Vec<u8>,
-    size: usize,
+    /// Where bodies are wanted.
+    answer: Option<Kept>,
 }
 
 /// Writes a request's entry when it is dropped: with its answer, or because nobody waits for one.
@@ -86,7 +78,7 @@ pub(crate) struct Logged {
     record: Arc<Record>,
     status: Option<StatusCode>,
     is_complete: bool,
-    answer: Content,
+    answer: Option<Kept>,
 }
 
 /// An answer's body that takes its entry along.
@@ -97,8 +89,12 @@ pub(crate) struct LoggedBody {
 
 impl Record {
     pub(crate) fn new(head: Head, log: &RequestLog) -> Arc<Self> {
-        let keeps_content = log.has_content();
-        Arc::new(Self { head, started: Instant::now(), keeps_content, facts: Mutex::default() })
+        let body = log.content().map(ContentRoom::keep);
+        Arc::new(Self {
+            head,
+            started: Instant::now(),
+            facts: Mutex::new(Facts { body, ..Facts::default() }),
+        })
     }
 
     fn facts(&self) -> MutexGuard<'_, Facts> {
@@ -108,10 +104,9 @@ impl Record {
 
     /// The request's body arrived.
     pub(crate) fn body(&self, body: &Bytes) {
-        let mut facts = self.facts();
-        facts.body_size = body.len();
-        if self.keeps_content && body.len() <= CONTENT_BYTES_MAX {
-            facts.body = body.clone();
+        // A copy: the original has its place in the room for bodies that are being read.
+        if let Some(kept) = &mut self.facts().body {
+            kept.push(body);
         }
     }
 
@@ -152,13 +147,13 @@ impl Entry {
             is_complete: true,
             total: Duration::ZERO,
             facts: Facts::default(),
-            answer: Content::default(),
-            keeps_content: false,
+            answer: None,
         }
     }
 
-    pub(crate) fn content_bytes(&self) -> usize {
-        self.facts.body.len() + self.answer.bytes.len()
+    /// True if the answer was asked for as a stream.
+    pub(crate) fn is_stream(&self) -> bool {
+        self.facts.asked.is_some_and(|asked| asked.stream)
     }
 
     pub(crate) fn into_json(mut self) -> Value {
@@ -189,40 +184,18 @@ impl Entry {
             put("finish_reasons", reasons.into());
             put("ttft_ms", self.facts.first_token.map(ms).into());
         }
-        if self.keeps_content {
-            put("request", shown(&self.facts.body, self.facts.body_size));
-            put("response", shown(&self.answer.bytes, self.answer.size));
+        if let (Some(body), Some(answer)) = (&self.facts.body, &self.answer) {
+            put("request", body.shown());
+            put(RESPONSE, answer.shown());
         }
         Value::Object(map)
     }
 }
 
-/// A body as JSON if it is, else as text. Of one that is too large only the size: in a part of it, a secret
-/// could not be found.
-fn shown(bytes: &[u8], size: usize) -> Value {
-    if size == 0 {
-        return Value::Null;
-    }
-    if size > CONTENT_BYTES_MAX {
-        return json!({"omitted_bytes": size});
-    }
-    serde_json::from_slice(bytes).unwrap_or_else(|_| String::from_utf8_lossy(bytes).into())
-}
-
-impl Content {
-    fn push(&mut self, bytes: &[u8]) {
-        self.size += bytes.len();
-        if self.size <= CONTENT_BYTES_MAX {
-            self.bytes.extend_from_slice(bytes);
-        } else {
-            self.bytes = Vec::new();
-        }
-    }
-}
-
 impl Logged {
     pub(crate) fn new(server: Arc<Server>, record: Arc<Record>) -> Self {
-        Self { server, record, status: None, is_complete: false, answer: Content::default() }
+        let answer = server.request_log.as_ref().and_then(RequestLog::content).map(ContentRoom::keep);
+        Self { server, record, status: None, is_complete: false, answer }
     }
 
     /// The entry is written when `body` is done with.
@@ -244,8 +217,7 @@ impl Drop for Logged {
             is_complete: self.is_complete,
             total,
             facts,
-            answer: std::mem::take(&mut self.answer),
-            keeps_content: self.record.keeps_content,
+            answer: self.answer.take(),
         });
     }
 }
@@ -262,9 +234,9 @@ impl HttpBody for LoggedBody {
         let frame = Pin::new(&mut this.body).poll_frame(cx);
         match &frame {
             Poll::Ready(None) => this.logged.is_complete = true,
-            Poll::Ready(Some(Ok(frame))) if this.logged.record.keeps_content => {
-                if let Some(data) = frame.data_ref() {
-                    this.logged.answer.push(data);
+            Poll::Ready(Some(Ok(frame))) => {
+                if let (Some(answer), Some(data)) = (&mut this.logged.answer, frame.data_ref()) {
+                    answer.push(data);
                 }
             }
             _ => {}
@@ -287,5 +259,5 @@ impl Drop for LoggedBody {
     }
 }
 
-/// Bytes of a body that are written down.
-const CONTENT_BYTES_MAX: usize = 1 << 20;
+/// The field with an answer's text.
+pub(crate) const RESPONSE: &str = "response";

@@ -4,8 +4,10 @@
 //! A thread of its own writes it, from a queue that never makes a request wait: what finds it full is dropped
 //! and counted.
 
-use crate::auth::{ApiKeys, REDACTED};
-use crate::record::Entry;
+use crate::auth::ApiKeys;
+use crate::kept::ContentRoom;
+use crate::record::{Entry, RESPONSE};
+use crate::redact::{redact, redact_stream};
 use atom_telemetry::ServeMetrics;
 use serde_json::Value;
 use std::fmt;
@@ -13,7 +15,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -40,7 +42,8 @@ pub(crate) struct RequestLog {
     /// `None` once it is closing.
     queue: Option<SyncSender<Message>>,
     state: Arc<Shared>,
-    content: bool,
+    /// For what requests and answers say, where that is wanted.
+    content: Option<ContentRoom>,
     /// Ends with the thread.
     written: Mutex<Receiver<()>>,
 }
@@ -48,8 +51,6 @@ pub(crate) struct RequestLog {
 struct Shared {
     metrics: Arc<ServeMetrics>,
     keys: Arc<ApiKeys>,
-    /// Of bodies that wait to be written.
-    queued_bytes: AtomicUsize,
     wants_reopen: AtomicBool,
 }
 
@@ -79,8 +80,7 @@ impl LogSink {
     pub(crate) fn start(self, metrics: Arc<ServeMetrics>, keys: Arc<ApiKeys>) -> RequestLog {
         let (queue, entries) = sync_channel(QUEUE_ENTRIES_MAX);
         let (running, written) = channel();
-        let (queued_bytes, wants_reopen) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let state = Arc::new(Shared { metrics, keys, queued_bytes, wants_reopen });
+        let state = Arc::new(Shared { metrics, keys, wants_reopen: AtomicBool::new(false) });
         let (shared, target) = (state.clone(), self.target);
         let thread = std::thread::Builder::new().name("request-log".into());
         let spawned = thread.spawn(move || {
@@ -91,25 +91,21 @@ impl LogSink {
             // Every entry will be counted as dropped.
             tracing::error!("no thread for the request log: {error}");
         }
-        RequestLog { queue: Some(queue), state, content: self.content, written: Mutex::new(written) }
+        let content = self.content.then(|| ContentRoom::new(CONTENTS_BYTES_MAX));
+        RequestLog { queue: Some(queue), state, content, written: Mutex::new(written) }
     }
 }
 
 impl RequestLog {
-    /// True when bodies are wanted.
-    pub(crate) fn has_content(&self) -> bool {
-        self.content
+    /// Where bodies are kept on their way, if they are wanted.
+    pub(crate) fn content(&self) -> Option<&ContentRoom> {
+        self.content.as_ref()
     }
 
     /// Queues an entry, or drops it when the writer is that far behind.
     pub(crate) fn write(&self, entry: Entry) {
-        let bytes = entry.content_bytes();
-        let waiting = self.state.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
         let queue = self.queue.as_ref().expect("it is taken in drop only");
-        // A single body always fits an empty queue.
-        let has_room = waiting == 0 || waiting + bytes <= QUEUE_BYTES_MAX;
-        if !has_room || queue.try_send(Message::Entry(Box::new(entry))).is_err() {
-            self.state.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        if queue.try_send(Message::Entry(Box::new(entry))).is_err() {
             self.state.metrics.log_dropped(1);
         }
     }
@@ -137,7 +133,7 @@ impl Drop for RequestLog {
 
 impl fmt::Debug for RequestLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RequestLog").field("content", &self.content).finish_non_exhaustive()
+        f.debug_struct("RequestLog").field("content", &self.content.is_some()).finish_non_exhaustive()
     }
 }
 
@@ -161,7 +157,6 @@ fn write_all(mut target: Target, queue: &Receiver<Message>, shared: &Shared) {
         for message in std::iter::once(first).chain(queue.try_iter().take(BATCH)) {
             // What comes behind the order to reopen belongs into the new file.
             let Message::Entry(entry) = message else { break };
-            shared.queued_bytes.fetch_sub(entry.content_bytes(), Ordering::Relaxed);
             lines.extend_from_slice(line(*entry, &shared.keys).as_bytes());
             count += 1;
         }
@@ -212,74 +207,25 @@ fn open(path: &Path) -> io::Result<File> {
 
 /// An entry as JSON, without secrets: not those that it knows, nor what looks like one.
 fn line(entry: Entry, keys: &ApiKeys) -> String {
+    let is_stream = entry.is_stream();
     let mut value = entry.into_json();
+    if let Some(Value::String(answer)) = value.get_mut(RESPONSE).filter(|_| is_stream) {
+        *answer = redact_stream(answer, keys);
+    }
     redact(&mut value, keys);
     format!("{value}\n")
 }
 
-fn redact(value: &mut Value, keys: &ApiKeys) {
-    match value {
-        Value::String(text) => {
-            keys.redact(text);
-            redact_bearer(text);
-        }
-        Value::Array(items) => items.iter_mut().for_each(|item| redact(item, keys)),
-        Value::Object(map) => {
-            for (name, value) in map {
-                if SECRET_NAMES.iter().any(|secret| name.eq_ignore_ascii_case(secret)) && !value.is_null() {
-                    *value = REDACTED.into();
-                } else {
-                    redact(value, keys);
-                }
-            }
-        }
-        Value::Null | Value::Bool(_) | Value::Number(_) => {}
-    }
-}
-
-/// The word behind every `Bearer `, whoever's key it is.
-fn redact_bearer(text: &mut String) {
-    let mut from = 0;
-    while let Some(at) =
-        text.as_bytes()[from..].windows(BEARER.len()).position(|w| w.eq_ignore_ascii_case(BEARER))
-    {
-        let key = from + at + BEARER.len();
-        let end =
-            text[key..].find(|c: char| !c.is_ascii_graphic() || c == '"').map_or(text.len(), |end| key + end);
-        if end - key >= BEARER_BYTES_MIN {
-            text.replace_range(key..end, REDACTED);
-            from = key + REDACTED.len();
-        } else {
-            from = key;
-        }
-    }
-}
-
 /// Entries that may wait for the disk: a second at the rate of a busy server.
 const QUEUE_ENTRIES_MAX: usize = 4096;
-/// Bytes of bodies that may wait for the disk.
-const QUEUE_BYTES_MAX: usize = 64 << 20;
+/// Bytes of bodies that are kept for the log, of requests that run and of those that wait for the disk.
+const CONTENTS_BYTES_MAX: usize = 64 << 20;
 /// Entries of one write.
 const BATCH: usize = 256;
 /// How long the end of the process may wait for the last entries.
 const CLOSE: Duration = Duration::from_secs(2);
 /// The log may hold what people wrote.
 const OWNER_ONLY: u32 = 0o600;
-/// Fields whose values are never written.
-const SECRET_NAMES: [&str; 9] = [
-    "authorization",
-    "x-api-key",
-    "api_key",
-    "api-key",
-    "apikey",
-    "access_token",
-    "secret",
-    "password",
-    "token_secret",
-];
-const BEARER: &[u8] = b"Bearer ";
-/// Shorter words are prose: "bearer of news".
-const BEARER_BYTES_MIN: usize = 8;
 
 #[cfg(test)]
 #[path = "request_log_tests.rs"]

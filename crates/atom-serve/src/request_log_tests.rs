@@ -147,19 +147,6 @@ fn a_file_that_was_moved_away_is_opened_anew() {
 }
 
 #[test]
-fn what_looks_like_a_key_is_taken_out() {
-    let cases = [
-        ("Bearer abcdefgh", "Bearer [redacted]"),
-        ("{\"authorization\": \"bearer abcdefghi\"}", "{\"authorization\": \"bearer [redacted]\"}"),
-        ("a Bearer 12345678 and a Bearer 12345678.", "a Bearer [redacted] and a Bearer [redacted]"),
-        ("the bearer of news", "the bearer of news"),
-        ("Bearer ", "Bearer "),
-        ("Bearer é12345678", "Bearer é12345678"),
-    ];
-    for (text, shown) in cases {
-        let mut text = text.to_owned();
-        redact_bearer(&mut text);
-        assert_eq!(text, shown);
-    }
+fn a_path_that_can_not_be_written_is_found_at_start() {
     assert!(LogSink::file(Path::new("/no/such/folder/log")).is_err());
 }

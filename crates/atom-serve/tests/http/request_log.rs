@@ -18,7 +18,12 @@ async fn logged(name: &str, content: bool) -> (Site, PathBuf) {
     let _ = std::fs::remove_file(&path);
     let sink = LogSink::file(&path).unwrap().with_content(content);
     let script = |request: &Request| {
-        let mut plays = answer(request, &bytes("okay"));
+        let echoes = request.prompt.contains(&u32::from(b'!'));
+        let mut plays = answer(request, &bytes(if echoes { "it is sk-secret!" } else { "okay" }));
+        if echoes {
+            // Every token is read before the next one comes.
+            plays = plays.into_iter().flat_map(|play| [play, Play::Yield, Play::Yield]).collect();
+        }
         if request.prompt.last() == Some(&u32::from(b'w')) {
             plays.insert(2, Play::Gate);
         }
@@ -133,4 +138,39 @@ async fn content_is_written_when_asked_for_and_keys_are_not() {
     assert!(entries[1]["response"].as_str().unwrap().ends_with("data: [DONE]\n\n"));
     assert_eq!(entries[2]["request"], "not JSON: [redacted]");
     assert_eq!(entries[2]["response"]["error"]["code"], "invalid_json");
+}
+
+#[tokio::test]
+async fn a_key_that_the_model_streams_in_pieces_is_not_written() {
+    let (site, path) = logged("pieces", true).await;
+    let mut client = site.client().await;
+    let paths = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"];
+    for path in paths {
+        let said = "say it!";
+        let body = match path {
+            "/v1/completions" => json!({"prompt": said, "stream": true}),
+            "/v1/responses" => json!({"input": said, "stream": true, "store": false}),
+            _ => json!({"messages": [{"role": "user", "content": said}], "stream": true, "max_tokens": 50}),
+        };
+        client.send("POST", path, &[JSON, KEY], body.to_string().as_bytes()).await;
+        let response = client.response().await;
+        assert_eq!(response.status, 200, "{}", response.text());
+    }
+    let (text, entries) = entries(site, &path).await;
+    let spelled = |text: &str| {
+        let parts =
+            text.split("\n\n").filter_map(|event| event.rsplit_once("data: ")).filter_map(|(_, data)| {
+                let data: Value = serde_json::from_str(data).ok()?;
+                let places = ["/choices/0/text", "/choices/0/delta/content", "/delta/text", "/delta"];
+                places.iter().find_map(|place| Some(data.pointer(place)?.as_str()?.to_owned()))
+            });
+        parts.collect::<String>()
+    };
+    assert!(!text.contains("sk-secret"), "{text}");
+    assert_eq!(entries.len(), paths.len());
+    for entry in &entries {
+        let told = entry["response"].as_str().unwrap();
+        assert!(!spelled(told).contains("secret"), "{told}");
+    }
+    assert_eq!(spelled(entries[0]["response"].as_str().unwrap()), "it is [redacted]!");
 }
