@@ -268,7 +268,7 @@ fn request(tokens: u32) -> String {
         r#"{{"messages":[{{"role":"user","content":"Say the word again and again."}}],"stream":true,"max_tokens":{tokens}}}"#
     );
     format!(
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     )
 }

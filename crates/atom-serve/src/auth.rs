@@ -136,13 +136,18 @@ impl fmt::Debug for ApiKeys {
 pub(crate) async fn check(State(server): State<Arc<Server>>, request: Request<Body>, next: Next) -> Response {
     let keys = &server.options.api_keys;
     let path = request.uri().path();
-    let is_open = OPEN_PATHS.contains(&path) || ui::is_asset(path);
+    let is_open = is_open_path(path) || ui::is_asset(path);
     if keys.is_empty() || is_open || keys.admit(request.headers()) {
         return next.run(request).await;
     }
     let presented =
         [header::AUTHORIZATION, X_API_KEY].iter().any(|name| request.headers().contains_key(name));
     ApiError::InvalidKey { presented }.into_response()
+}
+
+/// True for paths that say whether the server is well, and nothing else.
+pub(crate) fn is_open_path(path: &str) -> bool {
+    OPEN_PATHS.contains(&path)
 }
 
 /// The key of an `Authorization` header, whose scheme may be spelled in any case.

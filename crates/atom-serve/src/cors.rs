@@ -50,6 +50,16 @@ impl CorsOrigins {
         }
     }
 
+    /// True where every page may use the server.
+    pub(crate) fn is_any(&self) -> bool {
+        self.any
+    }
+
+    /// True for the origin of a page that may.
+    pub(crate) fn admit(&self, origin: &HeaderValue) -> bool {
+        self.any || self.origins.contains(origin)
+    }
+
     /// Answers preflights, and tells browsers on every response who may read it. Without origins it does neither.
     pub(crate) fn layer(&self) -> Option<CorsLayer> {
         if !self.any && self.origins.is_empty() {

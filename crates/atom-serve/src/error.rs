@@ -27,6 +27,12 @@ pub(crate) enum ApiError {
         if *presented { "the API key is not valid" } else { "this server wants an API key" }
     )]
     InvalidKey { presented: bool },
+    /// The client's fault, or the operator's.
+    #[error(
+        "'{named}' is no name of this machine, and this server has no API keys: it answers who comes by localhost or \
+         an address only; start it with --allowed-host NAME, or with keys"
+    )]
+    HostNotAllowed { named: String },
     /// The client's fault: no HTTP/1.x, or TLS where none is spoken.
     #[error("this is not an HTTP/1.1 request: {reason}")]
     NotHttp { reason: String },
@@ -223,6 +229,7 @@ impl ApiError {
                 invalid(StatusCode::METHOD_NOT_ALLOWED).code("method_not_allowed")
             }
             Self::InvalidKey { .. } => invalid(StatusCode::UNAUTHORIZED).code("invalid_api_key"),
+            Self::HostNotAllowed { .. } => invalid(StatusCode::FORBIDDEN).code("host_not_allowed"),
             Self::NotHttp { .. } => invalid(StatusCode::BAD_REQUEST).code("invalid_http"),
             Self::HeadTooLarge => {
                 invalid(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE).code("headers_too_large")

@@ -8,7 +8,8 @@
 //!
 //! Below the routes, a connection (`connection`) is a `Wire` that hyper speaks HTTP over, and an `Exchange`
 //! that says where it stands: they see to peers that send or take nothing, and answer what is no HTTP. Above
-//! them come, in this order, the id, the count and the request log (`routes::observe`), CORS, and the keys.
+//! them come, in this order, the id, the count and the request log (`routes::observe`), CORS, the names by which a
+//! server without keys may be asked (`hosts`), and the keys.
 //!
 //! The way of a request: the body is read within bounds (`body`), taken apart field by field on a text
 //! thread (`fields`, `params`, `chat`, `completions`, `responses`, `messages`), turned into tokens (`prompt`),
@@ -44,17 +45,18 @@ mod error;
 mod exchange;
 mod fields;
 mod generation;
+mod hosts;
 mod inside;
 mod json;
+mod kept;
 mod messages;
 mod params;
-mod kept;
 mod phase;
 mod prompt;
 mod record;
+mod redact;
 mod report;
 mod request_log;
-mod redact;
 mod responses;
 mod routes;
 mod serve;
@@ -73,6 +75,7 @@ mod wire;
 pub use auth::{ApiKeys, KeyError};
 pub use cors::{CorsOrigins, OriginError};
 pub use engine::{Condition, Engine, EventSender, EventStream, Health, LaneHealth, LaneStep, RequestIds};
+pub use hosts::{AllowedHosts, HostError};
 pub use report::{CacheUse, Layout, Profile, ProfileRefusal};
 pub use request_log::LogSink;
 pub use routes::router;

@@ -9,7 +9,7 @@ use crate::server::Server;
 use crate::shape::Shape;
 use crate::stream::SseBody;
 use crate::{
-    admin, auth, body, chat, completions, constraint, inside, messages, responses, status, tokens, ui,
+    admin, auth, body, chat, completions, constraint, hosts, inside, messages, responses, status, tokens, ui,
 };
 use atom_base::limits::URI_BYTES_MAX;
 use atom_telemetry::Endpoint;
@@ -28,6 +28,11 @@ use tokio_stream::Stream;
 
 /// All routes of a server. [`serve`](crate::serve) runs them on a listener; a test may call them directly.
 pub fn router(server: Arc<Server>) -> Router {
+    router_for(server, false)
+}
+
+/// The same; `is_local`: on a listener that this machine alone can reach.
+pub(crate) fn router_for(server: Arc<Server>, is_local: bool) -> Router {
     let admin = if server.options.admin { admin::routes(server.clone()) } else { Router::new() };
     let debug = if server.options.debug { inside::debug_routes() } else { Router::new() };
     let ui = if server.options.ui { ui::routes() } else { Router::new() };
@@ -59,6 +64,14 @@ pub fn router(server: Arc<Server>) -> Router {
         .fallback(no_such_path)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(from_fn_with_state(server.clone(), auth::check));
+    let options = &server.options;
+    // A name that was rebound has no certificate here, and a page of another site no key.
+    let is_bare = options.api_keys.is_empty() && options.tls.is_none();
+    let routes = if is_local && is_bare && !options.hosts.is_any() && !options.cors.is_any() {
+        routes.layer(from_fn_with_state(server.clone(), hosts::check))
+    } else {
+        routes
+    };
     // Outside the keys: a preflight has none.
     let routes = match server.options.cors.layer() {
         Some(cors) => routes.layer(cors),
@@ -137,7 +150,13 @@ async fn generate<S: Shape>(
         biased;
         answer = answer => answer,
         error = cut => Err(error),
+    };
+    let mut answer = answer.unwrap_or_else(IntoResponse::into_response);
+    // The reader has no more time than the model.
+    if let Some(due) = due {
+        answer.extensions_mut().insert(Due(due));
     }
+    Ok(answer)
 }
 
 /// A response of server-sent events.
@@ -150,13 +169,7 @@ pub(crate) fn event_stream(
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // nginx would collect the frames otherwise.
     headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
-    };
-    let mut answer = answer.unwrap_or_else(IntoResponse::into_response);
-    // The reader has no more time than the model.
-    if let Some(due) = due {
-        answer.extensions_mut().insert(Due(due));
     response
-    Ok(answer)
 }
 
 async fn no_such_path(uri: Uri) -> ApiError {

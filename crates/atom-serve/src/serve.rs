@@ -2,7 +2,7 @@
 
 use crate::connection::{FLUSH, connection};
 use crate::phase::Phase;
-use crate::routes::router;
+use crate::routes::router_for;
 use crate::server::Server;
 use std::future::poll_fn;
 use std::io;
@@ -32,7 +32,8 @@ pub async fn serve(
     server: Arc<Server>,
     shutdown: impl Future<Output = ()>,
 ) -> Drained {
-    let routes = router(server.clone());
+    let is_local = listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback());
+    let routes = router_for(server.clone(), is_local);
     let mut connections = JoinSet::new();
     {
         let drained = drain(&server, shutdown);

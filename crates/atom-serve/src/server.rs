@@ -5,6 +5,7 @@ use crate::body::Room;
 use crate::cors::CorsOrigins;
 use crate::engine::{Engine, RequestIds};
 use crate::error::ApiError;
+use crate::hosts::AllowedHosts;
 use crate::phase::{Phase, Phases};
 use crate::request_log::{LogSink, RequestLog};
 use crate::text::TextModel;
@@ -19,8 +20,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Notify, Semaphore};
-
 use tokio::time::Instant;
+
 /// One model behind one address. Built once by the binary, shared by every connection.
 pub struct Server {
     pub(crate) engine: Arc<dyn Engine>,
@@ -72,6 +73,8 @@ pub struct ServerOptions {
     pub debug: bool,
     /// One of these must come with every request; empty: everybody is served.
     pub api_keys: Arc<ApiKeys>,
+    /// Names by which it may be asked, where it listens on the loopback interface and has neither keys nor TLS.
+    pub hosts: AllowedHosts,
     /// Web pages whose scripts may use the server.
     pub cors: CorsOrigins,
     /// The server speaks HTTPS.
@@ -252,6 +255,7 @@ impl ServerOptions {
             ui: true,
             debug: false,
             api_keys: Arc::default(),
+            hosts: AllowedHosts::default(),
             cors: CorsOrigins::default(),
             tls: None,
             request_timeout: None,

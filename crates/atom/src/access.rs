@@ -1,7 +1,7 @@
 //! Who may use the server, for how long, and what is written down: flags to options, checked at start.
 
 use anyhow::{Context, Result, bail};
-use atom_serve::{ApiKeys, CorsOrigins, LogSink, ServerOptions, Tls};
+use atom_serve::{AllowedHosts, ApiKeys, CorsOrigins, LogSink, ServerOptions, Tls};
 use clap::Args;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::convert::Infallible;
@@ -22,6 +22,12 @@ pub(crate) struct AccessArgs {
     /// A file with more keys, one a line; empty lines and those that begin with # are no keys.
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
+
+    /// A name by which the server may be asked (its Host), beside localhost and addresses; may be given several times.
+    /// Only asked for where it listens on a loopback address without keys and TLS: there a web page could give itself
+    /// this machine's address. * is every name [default: none].
+    #[arg(long, value_name = "NAME")]
+    allowed_host: Vec<String>,
 
     /// A web page's origin, like https://example.com, whose scripts may use the server; may be given several
     /// times. * is every page there is [default: none].
@@ -64,6 +70,7 @@ impl AccessArgs {
     /// Reads every file, so that a wrong one is found before the model is loaded.
     pub(crate) fn apply(&self, options: &mut ServerOptions) -> Result<()> {
         options.api_keys = Arc::new(self.keys()?);
+        options.hosts = AllowedHosts::new(&self.allowed_host).context("--allowed-host")?;
         options.cors = CorsOrigins::new(&self.cors_origin).context("--cors-origin")?;
         options.tls = match (&self.tls_cert, &self.tls_key) {
             (Some(certificate), Some(key)) => {
@@ -189,11 +196,12 @@ mod tests {
     fn what_can_not_be_used_is_refused_with_its_flag() {
         let empty = file("empty", "# none\n");
         let empty = empty.to_str().unwrap();
-        let cases: [(&[&str], &[&str]); 12] = [
+        let cases: [(&[&str], &[&str]); 13] = [
             (&["--api-key", ""], &["--api-key", "key 1 is empty"]),
             (&["--api-key", "good", "--api-key", "two words"], &["key 2", "byte 3"]),
             (&["--api-key-file", "/no/such/file"], &["--api-key-file /no/such/file", "No such file"]),
             (&["--api-key-file", empty], &["--api-key-file", "holds no key"]),
+            (&["--allowed-host", "a:80"], &["--allowed-host", "'a:80' is no host name"]),
             (&["--cors-origin", "example.com"], &["--cors-origin", "'example.com' is no origin"]),
             (&["--cors-origin", "*", "--cors-origin", "https://a.example"], &["https://a.example"]),
             (&["--tls-cert", "/a"], &["--tls-key"]),

@@ -122,7 +122,7 @@ fn a_client_that_goes_away_frees_its_request() {
         .to_string();
     let mut socket = TcpStream::connect(&server.address).unwrap();
     let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: atom\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
     socket.write_all(head.as_bytes()).unwrap();
@@ -182,7 +182,8 @@ fn keys_lock_the_server_and_requests_are_written_down() {
     let server = Server::start_in(&[("ATOM_API_KEY", "sk-of-the-variable")], &model::smollm2(), &flags);
     let status = |header: &str| {
         let mut socket = TcpStream::connect(&server.address).unwrap();
-        write!(socket, "GET /v1/models HTTP/1.1\r\nhost: x\r\n{header}connection: close\r\n\r\n").unwrap();
+        write!(socket, "GET /v1/models HTTP/1.1\r\nhost: localhost\r\n{header}connection: close\r\n\r\n")
+            .unwrap();
         let mut line = String::new();
         BufReader::new(socket).read_line(&mut line).unwrap();
         line.split(' ').nth(1).unwrap().to_owned()

@@ -309,7 +309,7 @@ async fn a_body_beyond_the_limit_is_a_413_even_to_a_client_that_sends_all_of_it_
     assert_eq!(client.post(CHAT, &with(CHAT, &json!({}))).await.status, 200, "on the same connection");
 
     let mut client = site.client().await;
-    client.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n").await;
+    client.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n").await;
     for chunk in body.chunks(1 << 20) {
         client.write(format!("{:x}\r\n", chunk.len()).as_bytes()).await;
         client.write(chunk).await;
@@ -319,7 +319,7 @@ async fn a_body_beyond_the_limit_is_a_413_even_to_a_client_that_sends_all_of_it_
     refused(&client.response().await, 413, None, &[&size.to_string()], &"chunked");
 
     let mut client = site.client().await;
-    client.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 99000000000\r\n\r\n").await;
+    client.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 99000000000\r\n\r\n").await;
     refused(&client.response().await, 413, None, &["99000000000"], &"absurd: nothing of it is read");
 }
 
@@ -327,7 +327,7 @@ async fn a_body_beyond_the_limit_is_a_413_even_to_a_client_that_sends_all_of_it_
 async fn a_body_or_a_head_that_never_comes_is_a_408() {
     let site = Site::start(says("ok")).await;
     let mut client = site.client().await;
-    client.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 10\r\n\r\n{").await;
+    client.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 10\r\n\r\n{").await;
     refused(&client.response().await, 408, None, &["30 seconds"], &"body");
     let mut client = site.client().await;
     client.write(b"POST /v1/comp").await;

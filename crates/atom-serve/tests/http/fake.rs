@@ -295,14 +295,33 @@ impl Site {
         Self::serve(Fake::new(script), text, change).await
     }
 
+    /// On an address of its own, at which loopback connections arrive too.
+    pub(crate) async fn listen(
+        address: &str,
+        script: impl Fn(&Request) -> Vec<Play> + Send + Sync + 'static,
+        change: impl FnOnce(&mut ServerOptions),
+    ) -> Self {
+        let listener = TcpListener::bind(address).await.unwrap();
+        Self::serve_on(listener, Fake::new(script), text_model(), change)
+    }
+
     async fn serve(fake: Fake, text: TextModel, change: impl FnOnce(&mut ServerOptions)) -> Self {
+        Self::serve_on(TcpListener::bind("127.0.0.1:0").await.unwrap(), fake, text, change)
+    }
+
+    fn serve_on(
+        listener: TcpListener,
+        fake: Fake,
+        text: TextModel,
+        change: impl FnOnce(&mut ServerOptions),
+    ) -> Self {
         let fake = Arc::new(fake);
         let mut options = ServerOptions::new("tiny", SeedSource::new(7));
         options.aliases = vec!["org/tiny-1".into()];
         change(&mut options);
         let server = Server::new(fake.clone(), text, options);
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
         let (stop, stopped) = oneshot::channel();
         let serving = tokio::spawn(serve(listener, server, async {
             let _ = stopped.await;

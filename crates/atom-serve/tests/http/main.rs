@@ -15,6 +15,7 @@ mod constraints;
 mod cors;
 mod equality;
 mod fake;
+mod hosts;
 mod inside;
 mod keys;
 mod lifecycle;

@@ -16,7 +16,7 @@ const PLAIN: &str = "/v1/completions";
 fn post(body: &str, headers: &str) -> Vec<u8> {
     let length = body.len();
     format!(
-        "POST {PLAIN} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n{headers}\r\n\
+        "POST {PLAIN} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n{headers}\r\n\
          {body}"
     )
     .into_bytes()
@@ -42,8 +42,9 @@ async fn what_is_no_head_of_ours_is_answered_in_the_apis_shape_with_an_id_of_its
     let wide = "y".repeat(HEAD_BYTES_MAX);
     let long = "y".repeat(URI_BYTES_MAX);
     let head = |line: &str, headers: &str| format!("{line}\r\n{headers}\r\n");
-    let get = |headers: &str| head("GET /health HTTP/1.1\r\nhost: x", headers);
-    let upload = |headers: &str| head(&format!("POST {PLAIN} HTTP/1.1\r\nhost: x"), headers) + "0\r\n\r\n";
+    let get = |headers: &str| head("GET /health HTTP/1.1\r\nhost: localhost", headers);
+    let upload =
+        |headers: &str| head(&format!("POST {PLAIN} HTTP/1.1\r\nhost: localhost"), headers) + "0\r\n\r\n";
     let cases: Vec<(&str, String, u16, &str)> = vec![
         ("no HTTP", "NONSENSE\r\n\r\n".into(), 400, "invalid_http"),
         ("a TLS hello", "\u{16}\u{3}\u{1}\u{2}\r\n\r\n".into(), 400, "invalid_http"),
@@ -143,18 +144,18 @@ async fn pipelined_requests_are_answered_in_order() {
 async fn methods_and_forms_of_uris() {
     let site = Site::start(says("ok")).await;
     let cases = [
-        ("GET http://test:80/health HTTP/1.1\r\nhost: other", 200),
-        ("GET http://test:80/nowhere HTTP/1.1\r\nhost: test", 404),
-        ("BREW /health HTTP/1.1\r\nhost: x", 405),
-        ("TRACE /health HTTP/1.1\r\nhost: x", 405),
-        ("OPTIONS /v1/models HTTP/1.1\r\nhost: x", 405),
-        ("OPTIONS * HTTP/1.1\r\nhost: x", 404),
-        ("GET /v1/../v1/models HTTP/1.1\r\nhost: x", 404),
-        ("GET /%2e%2e/%2e%2e/etc/passwd HTTP/1.1\r\nhost: x", 404),
-        ("GET //health HTTP/1.1\r\nhost: x", 404),
+        ("GET http://localhost:80/health HTTP/1.1\r\nhost: 127.0.0.1", 200),
+        ("GET http://localhost:80/nowhere HTTP/1.1\r\nhost: localhost", 404),
+        ("BREW /health HTTP/1.1\r\nhost: localhost", 405),
+        ("TRACE /health HTTP/1.1\r\nhost: localhost", 405),
+        ("OPTIONS /v1/models HTTP/1.1\r\nhost: localhost", 405),
+        ("OPTIONS * HTTP/1.1\r\nhost: localhost", 404),
+        ("GET /v1/../v1/models HTTP/1.1\r\nhost: localhost", 404),
+        ("GET /%2e%2e/%2e%2e/etc/passwd HTTP/1.1\r\nhost: localhost", 404),
+        ("GET //health HTTP/1.1\r\nhost: localhost", 404),
         ("GET /health HTTP/1.0", 200),
         ("GET /health HTTP/1.1\r\nupgrade: websocket\r\nconnection: upgrade", 200),
-        ("CONNECT elsewhere:443 HTTP/1.1\r\nhost: elsewhere:443", 404),
+        ("CONNECT localhost:443 HTTP/1.1\r\nhost: localhost:443", 404),
     ];
     for (head, status) in cases {
         let mut client = site.client().await;

@@ -45,7 +45,7 @@ impl Server {
     pub(crate) fn send(&self, method: &str, path: &str, body: &[u8]) -> (u16, String) {
         let mut socket = TcpStream::connect(&self.address).unwrap();
         let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: atom\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
             body.len()
         );
         socket.write_all(head.as_bytes()).unwrap();
@@ -64,7 +64,7 @@ impl Server {
     pub(crate) fn begin(&self, path: &str, body: &Value) -> TcpStream {
         let (mut socket, body) = (TcpStream::connect(&self.address).unwrap(), body.to_string());
         let head = format!(
-            "POST {path} HTTP/1.1\r\nhost: atom\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
             body.len()
         );
         socket.write_all(head.as_bytes()).unwrap();
