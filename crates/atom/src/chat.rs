@@ -4,7 +4,7 @@
 use crate::args::{ChatArgs, EngineArgs};
 use crate::generate::Speaker;
 use crate::launch::{Running, launch};
-use crate::output::{Gone, say};
+use crate::output::{Gone, say, visible};
 use crate::remote::{Part, Remote, RemoteOptions, Said};
 use anyhow::{Context, Result, bail, ensure};
 use atom_text::TemplateInput;
@@ -43,6 +43,7 @@ fn converse(
     mut answer: impl FnMut(&[Value], &AtomicBool) -> Result<Said>,
 ) -> Result<()> {
     let interrupt = watch_interrupts()?;
+    let name = visible(name);
     say(format_args!(
         "{name} — /reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops a reply\n"
     ))?;
@@ -71,7 +72,8 @@ fn converse(
             Err(error) if error.is::<Gone>() => return Err(error),
             Err(error) => {
                 messages.pop();
-                eprintln!("atom: {error:#}");
+                // A server's words may be in it.
+                eprintln!("atom: {}", visible(&format!("{error:#}")));
             }
         }
     }
@@ -85,14 +87,14 @@ fn hear(remote: &Remote, messages: &[Value], interrupt: &AtomicBool) -> Result<S
     remote.answer(messages, interrupt, |part| match part {
         Part::Reasoning(text) => {
             thinks = true;
-            eprint!("{dim}{text}{plain}");
+            eprint!("{dim}{}{plain}", visible(text));
             Ok(())
         }
         Part::Text(text) => {
             if std::mem::take(&mut thinks) {
                 eprintln!();
             }
-            say(text)
+            say(visible(text))
         }
         Part::Call(_) | Part::Cut => Ok(()),
     })

@@ -2,7 +2,7 @@
 
 use crate::args::{GenerateArgs, SamplingArgs};
 use crate::launch::{Running, launch};
-use crate::output::say;
+use crate::output::{say, visible};
 use anyhow::{Context, Result, ensure};
 use atom_base::{FinishReason, RequestId, SamplingParams, StopParams, TokenId};
 use atom_engine::{Event, Request};
@@ -22,6 +22,8 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
     let tokens = running.text.tokenizer.encode(&prompt, true)?;
     ensure!(!tokens.is_empty(), "the prompt is empty: give one as an argument or on standard input");
     let mut speaker = Speaker::new(&running);
+    // What goes into a file or a program is the text as it is.
+    speaker.for_eyes = std::io::stdout().is_terminal();
     speaker.ignore_eos = args.ignore_eos;
     let never = AtomicBool::new(false);
     let reply = speaker.speak(&prompt, &tokens, &args.sampling, &never)?;
@@ -48,6 +50,8 @@ pub(crate) struct Speaker<'a> {
     running: &'a Running,
     next: u64,
     pub(crate) ignore_eos: bool,
+    /// Control characters of the model's are shown and not sent.
+    pub(crate) for_eyes: bool,
 }
 
 /// What came of one request.
@@ -63,7 +67,7 @@ pub(crate) struct Reply {
 
 impl<'a> Speaker<'a> {
     pub(crate) fn new(running: &'a Running) -> Self {
-        Self { running, next: 0, ignore_eos: false }
+        Self { running, next: 0, ignore_eos: false, for_eyes: true }
     }
 
     /// Prints `lead` once the request is taken, then the continuation of `prompt` as it comes, until it ends
@@ -104,7 +108,7 @@ impl<'a> Speaker<'a> {
                         reply.first = start.elapsed();
                     }
                     reply.tokens += 1;
-                    reply.show(text.push(token.token))?;
+                    reply.show(text.push(token.token), self.for_eyes)?;
                 }
                 Ok(Event::Finished(FinishReason::Stop | FinishReason::Length | FinishReason::Aborted)) => {
                     break;
@@ -112,7 +116,7 @@ impl<'a> Speaker<'a> {
                 Ok(Event::Failed(error)) => return Err(error.into()),
             }
         }
-        reply.show(text.finish())?;
+        reply.show(text.finish(), self.for_eyes)?;
         reply.all = start.elapsed();
         Ok(reply)
     }
@@ -171,9 +175,9 @@ impl Reply {
         )
     }
 
-    fn show(&mut self, delta: &str) -> Result<()> {
+    fn show(&mut self, delta: &str, for_eyes: bool) -> Result<()> {
         self.text.push_str(delta);
-        say(delta)
+        if for_eyes { say(visible(delta)) } else { say(delta) }
     }
 }
 

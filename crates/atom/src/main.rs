@@ -59,7 +59,8 @@ fn main() -> ExitCode {
 
 /// One line that says what and why. A cause that its effect has told already is left out.
 fn fail(error: &anyhow::Error) -> u8 {
-    eprintln!("atom: {}", in_one_line(error));
+    // A server's words, or a file's, may be in it.
+    eprintln!("atom: {}", output::visible(&in_one_line(error)));
     1
 }
 

@@ -171,6 +171,55 @@ fn chat_speaks_to_a_server_elsewhere() {
 }
 
 #[test]
+fn a_chat_shows_control_characters_of_a_server_and_does_not_pass_them_on() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let serving = std::thread::spawn(move || {
+        let say = |delta: Value| format!("data: {}\n\n", json!({"choices": [{"index": 0, "delta": delta}]}));
+        let replies = [
+            ("application/json", 200, json!({"data": [{"id": "m\u{1b}[2J"}]}).to_string()),
+            (
+                "text/event-stream",
+                200,
+                say(json!({"reasoning_content": "hm\u{1b}[31m"}))
+                    + &say(json!({"content": "a\n\tb\u{1b}]0;t\u{7}\rc\u{9b}2J"}))
+                    + "data: [DONE]\n\n",
+            ),
+            ("application/json", 500, json!({"error": {"message": "no\u{1b}[0m"}}).to_string()),
+        ];
+        for (kind, status, body) in replies {
+            let (mut socket, _) = listener.accept().unwrap();
+            let mut reader = BufReader::new(socket.try_clone().unwrap());
+            let (mut line, mut length) = (String::new(), 0);
+            while reader.read_line(&mut line).unwrap() > 2 {
+                let (name, value) = line.split_once(':').unwrap_or_default();
+                if name.eq_ignore_ascii_case("content-length") {
+                    length = value.trim().parse().unwrap();
+                }
+                line.clear();
+            }
+            std::io::Read::read_exact(&mut reader, &mut vec![0; length]).unwrap();
+            let length = body.len();
+            let head = format!("HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n");
+            write!(socket, "{head}connection: close\r\n\r\n{body}").unwrap();
+        }
+    });
+    let (read, mut write) = std::io::pipe().unwrap();
+    write.write_all(b"one\ntwo\n").unwrap();
+    drop(write);
+    let output = model::atom().args(["chat", "--url", &url]).stdin(read).output().unwrap();
+    serving.join().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let (out, err) = (text(output.stdout), text(output.stderr));
+    for shown in [&out, &err] {
+        let passed_on = |c: char| c.is_control() && c != '\n' && c != '\t';
+        assert!(!shown.contains(passed_on), "{shown:?}");
+    }
+    assert!(out.contains("a\n\tb\\u{1b}]0;t\\u{7}\\rc\\u{9b}2J") && out.contains("m\\u{1b}[2J at"), "{out}");
+    assert!(err.contains("hm\\u{1b}[31m") && err.contains("no\\u{1b}[0m"), "{err}");
+}
+
+#[test]
 fn keys_lock_the_server_and_requests_are_written_down() {
     let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("locked");
     let _ = std::fs::remove_dir_all(&folder);
