@@ -328,7 +328,7 @@ pub(crate) struct ServeArgs {
     pub(crate) enable_debug: bool,
 
     /// Let POST /start_profile and /stop_profile record what steps take, into files of this folder for a trace
-    /// viewer (Chromium's format, which Perfetto opens).
+    /// viewer (Chromium's format, which Perfetto opens). The newest 16 are kept.
     #[arg(long, value_name = "DIR")]
     pub(crate) profile_dir: Option<PathBuf>,
 
