@@ -17,7 +17,7 @@ mod step;
 mod token;
 
 pub use ids::{LaneId, PageId, RankId, RequestId, SlotId, StepNo, TokenId};
-pub use mask::{MaskCell, MaskFault};
+pub use mask::{MaskCell, MaskClock, MaskFault};
 pub use mesh::{Mesh, MeshArgs, MeshError, Seat};
 pub use sampling::{SamplingError, SamplingParams, StopParams};
 pub use step::{OutRow, SlotLoad, Span, TableEntry, last_of, slot_of_last};

@@ -2,7 +2,7 @@
 //! computes them, and on which thread, is not known here: the scheduler hands out [`MaskWork`] whenever
 //! the next mask of a request can be computed, and plans name the cell that it will be in.
 
-use atom_base::{MaskCell, TokenId};
+use atom_base::{MaskCell, MaskFault, TokenId};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,6 +31,7 @@ pub struct GrammarRef(pub Arc<dyn Grammar>);
 /// a token was chosen by the last.
 #[derive(Debug)]
 pub struct MaskWork {
+    client: usize,
     constraint: Arc<Mutex<Progress>>,
     /// To take in before; none for the first mask.
     token: Option<TokenId>,
@@ -40,6 +41,8 @@ pub struct MaskWork {
 /// Of one sequence: where its constraint is, and the mask of its next token.
 #[derive(Debug)]
 pub(crate) struct Constrained {
+    /// See [`MaskWork::client`].
+    client: usize,
     constraint: Arc<Mutex<Progress>>,
     /// None before the first admission.
     pub(crate) cell: Option<Arc<MaskCell>>,
@@ -52,26 +55,58 @@ enum Progress {
 
 impl Constrained {
     pub(crate) fn new(grammar: &GrammarRef) -> Self {
-        Self { constraint: Arc::new(Mutex::new(Progress::NotStarted(grammar.clone()))), cell: None }
+        // Choices of one request share it.
+        let client = Arc::as_ptr(&grammar.0).cast::<()>() as usize;
+        Self { client, constraint: Arc::new(Mutex::new(Progress::NotStarted(grammar.clone()))), cell: None }
     }
 
     /// The work for the mask behind `token`, or for the first one.
     pub(crate) fn next(&mut self, token: Option<TokenId>) -> MaskWork {
         let cell = Arc::new(MaskCell::new());
         self.cell = Some(Arc::clone(&cell));
-        MaskWork { constraint: Arc::clone(&self.constraint), token, cell }
+        MaskWork { client: self.client, constraint: Arc::clone(&self.constraint), token, cell }
     }
 }
 
 impl MaskWork {
-    /// Computes the mask over a vocabulary and fills the cell, whatever comes of it.
+    /// The work for the first mask of a continuation, and its cell.
+    pub fn first(grammar: &GrammarRef) -> (Self, Arc<MaskCell>) {
+        let mut constrained = Constrained::new(grammar);
+        let work = constrained.next(None);
+        let cell = Arc::clone(&work.cell);
+        (work, cell)
+    }
+
+    /// The same number for all choices of a request, and for no other request while it runs.
+    pub fn client(&self) -> usize {
+        self.client
+    }
+
+    /// True when the request is gone: nobody reads the cell any more.
+    pub fn is_abandoned(&self) -> bool {
+        Arc::strong_count(&self.cell) == 1
+    }
+
+    /// Gives the work up; whoever waits for the mask is told.
+    pub fn refuse(self, fault: MaskFault) {
+        self.cell.refuse(fault);
+    }
+
+    /// Computes the mask over a vocabulary and fills the cell, whatever comes of it. Does not panic, whatever the
+    /// grammar does: where another one's masks are computed next.
     pub fn run(self, vocab: usize) {
-        // Of a request that is gone nobody reads the cell any more.
-        if Arc::strong_count(&self.cell) == 1 {
-            return;
-        }
-        let computed = catch_unwind(AssertUnwindSafe(|| self.mask(vocab)));
-        self.cell.fill(computed.unwrap_or_else(|_| Err("computing the mask of its grammar panicked".into())));
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            if self.is_abandoned() {
+                // The constraint may end here, too.
+                return drop(self);
+            }
+            let Self { cell, .. } = &self;
+            let computed = catch_unwind(AssertUnwindSafe(|| self.mask(vocab)));
+            cell.fill(computed.unwrap_or_else(|_| Err("computing the mask of its grammar panicked".into())));
+            drop(self);
+        }));
+        // What panics when it is dropped has an answer already, or nobody who waits for one.
+        drop(outcome);
     }
 
     fn mask(&self, vocab: usize) -> Result<Box<[u32]>, String> {

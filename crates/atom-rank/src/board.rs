@@ -1,10 +1,10 @@
 //! Where the first rank of a lane posts what the lane's other ranks do next.
 
-use atom_base::StepNo;
+use atom_base::{MaskClock, StepNo};
 use atom_engine::Plan;
 use atom_group::{Bucket, Meeting, WaitError};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 /// Orders and plans by parity of their number. A follower's seat shows the last order that it carried
@@ -22,6 +22,8 @@ pub(crate) struct Post {
     /// Rows granted to each lane of the group. `[lanes]`
     pub(crate) group_rows: Vec<u32>,
     pub(crate) patience: Duration,
+    /// Of the masks that the plan names.
+    pub(crate) mask_clock: Arc<MaskClock>,
 }
 
 /// An order, and the step that it is part of.
@@ -46,8 +48,14 @@ pub(crate) enum Order {
 
 impl Board {
     pub(crate) fn new(ranks: usize, lanes: usize, spins: u32, plan: impl Fn() -> Plan) -> Self {
-        let post =
-            || RwLock::new(Post { plan: plan(), group_rows: vec![0; lanes], patience: Duration::ZERO });
+        let post = || {
+            RwLock::new(Post {
+                plan: plan(),
+                group_rows: vec![0; lanes],
+                patience: Duration::ZERO,
+                mask_clock: Arc::new(MaskClock::new()),
+            })
+        };
         let nothing = || Mutex::new(Posted { step: StepNo(0), order: Order::Nothing });
         Self {
             meeting: Meeting::new(ranks, spins),

@@ -376,7 +376,7 @@ impl<T: Tap> Lane<T> {
             self.scheduler.commit(grants.of(&self.facts[self.lane_in_group]), &mut post.plan);
             self.shared.masks.hand_out(self.scheduler.mask_work());
             // Before the lane's other ranks see the plan.
-            masks::set_deadlines(&post.plan, Instant::now(), self.mask_wait, patience);
+            masks::start_clock(&post.mask_clock, &post.plan, Instant::now(), self.mask_wait, patience);
         }
         let order = if self.eager.is_some() { Order::Eager(bucket) } else { Order::Replay(bucket) };
         board.order(self.order, self.step, order);

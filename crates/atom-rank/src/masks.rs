@@ -1,11 +1,17 @@
 //! The threads that compute masks of constrained requests, beside the steps of all lanes.
 
+use atom_base::{MaskClock, MaskFault};
 use atom_engine::{MaskWork, Plan};
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A queue of masks to be computed. It holds at most one for each request that runs.
+/// Masks to be computed, by requests in turn: one with many choices and a heavy grammar delays another by one of
+/// its masks a thread, and not by all of them.
+///
+/// A sequence has one at the most, so those of requests that run always find room. It holds `room` times
+/// [`ROOM_SHARE`] of them: sequences that gave way leave theirs behind, and so do those that were aborted until
+/// their turn comes or room is short.
 pub(crate) struct MaskPool {
     queue: Mutex<Queue>,
     came: Condvar,
@@ -13,15 +19,53 @@ pub(crate) struct MaskPool {
 }
 
 struct Queue {
-    work: VecDeque<MaskWork>,
+    /// In the order in which it came. Never grows.
+    work: VecDeque<Turn>,
+    room: usize,
+    /// Of the work that was taken last.
+    turn: u64,
     is_closed: bool,
 }
 
+/// Work, and when it is its turn: of one request's in later and later rounds. The lowest is next.
+struct Turn {
+    turn: u64,
+    work: MaskWork,
+}
+
+impl Queue {
+    fn new(room: usize) -> Self {
+        Self { work: VecDeque::with_capacity(room), room, turn: 0, is_closed: false }
+    }
+
+    /// False, and whoever waits for it is told, if there is no room even without what nobody waits for.
+    fn push(&mut self, work: MaskWork) -> bool {
+        if self.work.len() == self.room {
+            self.work.retain(|turn| !turn.work.is_abandoned());
+        }
+        if self.work.len() == self.room {
+            work.refuse(MaskFault::Busy { waiting: self.room });
+            return false;
+        }
+        // Choices of a request come one behind the other, so the last of them is found soon.
+        let last = self.work.iter().rev().find(|turn| turn.work.client() == work.client());
+        let turn = last.map_or(self.turn, |last| (last.turn + 1).max(self.turn));
+        self.work.push_back(Turn { turn, work });
+        true
+    }
+
+    fn pop(&mut self) -> Option<MaskWork> {
+        let (at, first) = self.work.iter().enumerate().min_by_key(|(_, turn)| turn.turn)?;
+        self.turn = first.turn;
+        self.work.remove(at).map(|turn| turn.work)
+    }
+}
+
 impl MaskPool {
-    /// For a model's logits, with room for so many masks at once.
-    pub(crate) fn new(vocab: usize, room: usize) -> Self {
-        let work = VecDeque::with_capacity(room);
-        Self { queue: Mutex::new(Queue { work, is_closed: false }), came: Condvar::new(), vocab }
+    /// For a model's logits, and so many sequences that run at once.
+    pub(crate) fn new(vocab: usize, sequences: usize) -> Self {
+        let queue = Queue::new(ROOM_SHARE * sequences);
+        Self { queue: Mutex::new(queue), came: Condvar::new(), vocab }
     }
 
     /// Leaves work for the threads.
@@ -30,8 +74,13 @@ impl MaskPool {
         if work.peek().is_none() {
             return;
         }
-        self.lock().work.extend(work);
+        let mut queue = self.lock();
+        let refused = work.map(|work| queue.push(work)).filter(|taken| !taken).count();
+        drop(queue);
         self.came.notify_all();
+        if refused > 0 {
+            tracing::warn!("{refused} masks find no room among those that wait: their requests end");
+        }
     }
 
     /// A thread's loop, until the pool is closed.
@@ -42,7 +91,7 @@ impl MaskPool {
                 if queue.is_closed {
                     return;
                 }
-                match queue.work.pop_front() {
+                match queue.pop() {
                     Some(work) => break work,
                     None => queue = self.came.wait(queue).unwrap_or_else(PoisonError::into_inner),
                 }
@@ -66,21 +115,44 @@ impl MaskPool {
     }
 }
 
-/// Says until when a step waits for its masks: long enough for any, and so that it ends well before its
-/// peers give the whole step up.
-pub(crate) fn set_deadlines(plan: &Plan, now: Instant, wait_max: Duration, patience: Duration) {
-    let deadline = now + wait_max.min(patience / PATIENCE_SHARE);
+/// Says until when a step waits for its masks: `wait_max` from when it first needs one that is not there, and so
+/// that it ends well before its peers give the whole step up, whose `patience` runs from now on.
+pub(crate) fn start_clock(
+    clock: &Arc<MaskClock>,
+    plan: &Plan,
+    now: Instant,
+    wait_max: Duration,
+    patience: Duration,
+) {
+    clock.start(wait_max, now + patience / PATIENCE_SHARE);
     for mask in plan.out.iter().filter_map(|row| row.mask.as_ref()) {
-        mask.set_deadline(deadline);
+        mask.set_clock(clock);
     }
 }
 
-/// How long a step waited for masks, which says nothing of how long a step takes.
+/// How long a step waited for masks that were not there, which says nothing of how long a step takes.
 pub(crate) fn waited(plan: &Plan) -> Duration {
-    let waits = plan.out.iter().filter_map(|row| row.mask.as_ref()?.waited());
-    let all = waits.reduce(|(from, to), (begun, ended)| (from.min(begun), to.max(ended)));
-    all.map_or(Duration::ZERO, |(from, to)| to - from)
+    sum(|| plan.out.iter().filter_map(|row| row.mask.as_ref()?.waited()))
+}
+
+/// How much time these stretches are together: what lies in several counts once, what lies between them not.
+fn sum<I: Iterator<Item = (Instant, Instant)>>(stretches: impl Fn() -> I) -> Duration {
+    let mut sum = Duration::ZERO;
+    let mut end: Option<Instant> = None;
+    loop {
+        let open = stretches().filter(|(_, to)| end.is_none_or(|end| *to > end));
+        let Some((from, to)) = open.min() else { return sum };
+        sum += to - end.map_or(from, |end| from.max(end));
+        end = Some(to);
+    }
 }
 
 /// A step may take its patience; the slowest without a wait took a twentieth of it.
 const PATIENCE_SHARE: u32 = 2;
+
+/// Masks that may wait, for each sequence that can run.
+const ROOM_SHARE: usize = 2;
+
+#[cfg(test)]
+#[path = "masks_tests.rs"]
+mod tests;

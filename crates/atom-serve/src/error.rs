@@ -68,18 +68,18 @@ pub(crate) enum ApiError {
         waited.as_secs()
     )]
     BodyTrickles { size: u64, waited: Duration, rate: u64 },
-    /// Too many clients send at once.
-    #[error(
-        "the bodies of all requests have more than {max} bytes together, the most that are held; try again later"
-    )]
-    BodiesFull { max: usize },
-    /// The client's fault.
     /// The client's fault.
     #[error(
         "the body is not complete after {} seconds, the most that a body may take; {size} bytes of it arrived",
         max.as_secs()
     )]
     BodyLate { size: u64, max: Duration },
+    /// Too many clients send at once.
+    #[error(
+        "the bodies of all requests have more than {max} bytes together, the most that are held; try again later"
+    )]
+    BodiesFull { max: usize },
+    /// The client's fault.
     #[error("the body is not valid UTF-8: the byte at offset {offset} does not continue a character")]
     NotUtf8 { offset: usize },
     /// The client's fault: syntax, numbers that no float can hold, nesting beyond 128.
@@ -290,6 +290,9 @@ impl ApiError {
             // Its own grammar has led it where nothing can follow.
             Self::Engine(EngineError::Grammar { fault: MaskFault::Failed(_), .. }) => {
                 invalid(StatusCode::BAD_REQUEST).code("constraint_failed")
+            }
+            Self::Engine(EngineError::Grammar { fault: MaskFault::Busy { .. }, .. }) => {
+                ours(StatusCode::SERVICE_UNAVAILABLE).code("busy")
             }
             Self::Engine(EngineError::Grammar { fault: MaskFault::Late { .. }, .. }) => {
                 ours(StatusCode::SERVICE_UNAVAILABLE).code("constraint_late")

@@ -189,6 +189,7 @@ async fn a_grammar_that_ends_in_nothing_is_the_clients_and_one_that_is_late_is_o
     for (fault, status, code) in [
         (MaskFault::Failed("nothing can follow".into()), 400, "constraint_failed"),
         (MaskFault::Late { waited: Duration::from_secs(1) }, 503, "constraint_late"),
+        (MaskFault::Busy { waiting: 64 }, 503, "busy"),
     ] {
         let said = fault.to_string();
         let site = Site::start(move |request| {
