@@ -11,11 +11,14 @@ use crate::stats::{Health, LaneStats};
 use crate::supervisor::{RankThread, RankThreads, Report, Supervisor};
 use crate::wish::Wish;
 use atom_base::{LaneId, Mesh, RequestId, Seat};
-use atom_engine::{Balancer, EngineLimits, LoadBalance, Placement, Refusal, Request, SchedulerConfig};
+use atom_engine::{
+    Balancer, EngineError, EngineLimits, LoadBalance, Placement, Refusal, Request, SchedulerConfig,
+};
 use atom_group::{GroupState, Lattice, Letter, Patience, Policy};
 use atom_model::{ExpertLayout, ModelError};
 use atom_ops::{Backend, KvDType, OpsError};
 use atom_weights::Checkpoint;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
@@ -219,11 +222,16 @@ impl Host {
             balancer: Mutex::new(balancer),
             tracing: Mutex::new(tracing),
         };
-        let delivering = Arc::clone(&host.shared.outbox);
-        host.lock_others().push(spawn("deliver", move || delivering.deliver())?);
+        let shared = Arc::clone(&host.shared);
+        let deliver = move || {
+            guard(&shared, "the thread that delivers events", || shared.outbox.deliver());
+        };
+        host.lock_others().push(spawn("deliver", deliver)?);
         for number in 0..config.mask_threads {
             let shared = Arc::clone(&host.shared);
-            let thread = spawn(&format!("mask {number}"), move || shared.masks.compute())?;
+            let thread = spawn(&format!("mask {number}"), move || {
+                guard(&shared, "a thread that computes masks", || shared.masks.compute());
+            })?;
             host.mask_threads.get_mut().unwrap_or_else(PoisonError::into_inner).push(thread);
         }
         let mut supervisor = supervisor.map_err(HostError::Thread)?;
@@ -525,6 +533,16 @@ impl Drop for Host {
 const STOP_LOOK_EVERY: Duration = Duration::from_millis(1);
 /// What a rank has after its group was closed; every wait of the group returns at once.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(2);
+
+/// Runs a thread's work. One that panics, which is a bug of ours, ends the host with an error for everybody: work
+/// would wait for it for ever.
+fn guard(shared: &HostShared, name: &str, work: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(work)).is_err() {
+        let reason = format!("{name} panicked, which is a bug");
+        shared.set_fault(&reason);
+        shared.outbox.give_up(&EngineError::Rank(reason));
+    }
+}
 
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, HostError> {
     std::thread::Builder::new().name(name.into()).spawn(body).map_err(HostError::Thread)

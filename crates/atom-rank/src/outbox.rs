@@ -5,6 +5,7 @@ use atom_base::{LaneId, RequestId};
 use atom_engine::{EngineError, Event, LaneLoad, Placement};
 use std::collections::HashMap;
 use std::iter;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Thread;
@@ -25,6 +26,8 @@ pub(crate) type Batch = Vec<(RequestId, Event)>;
 /// The batches on their way, the sinks, and the thread between them.
 pub(crate) struct Outbox {
     waiting: Box<[Mutex<Batch>]>, // [lanes]
+    /// Events of a lane that may wait. Room for them is reserved at the start and used from its beginning on.
+    room: usize,
     routes: Mutex<Routes>,
     thread: OnceLock<Thread>,
     closed: AtomicBool,
@@ -47,9 +50,12 @@ struct Route {
 }
 
 impl Outbox {
-    pub(crate) fn new(lanes: usize) -> Arc<Self> {
+    /// For lanes whose steps have so many events at the most.
+    pub(crate) fn new(lanes: usize, step_events_max: usize) -> Arc<Self> {
+        let room = STEPS_WAITING_MAX * step_events_max;
         Arc::new(Self {
-            waiting: (0..lanes).map(|_| Mutex::new(Self::batch())).collect(),
+            waiting: (0..lanes).map(|_| Mutex::new(Batch::with_capacity(room))).collect(),
+            room,
             routes: Mutex::new(Routes {
                 open: HashMap::new(),
                 loads: vec![LaneLoad::default(); lanes].into(),
@@ -61,8 +67,8 @@ impl Outbox {
 
     /// An empty batch with its room. Whoever posts one gets another back, so there are three to a lane for
     /// ever: what the lane fills, what waits, what is handed over.
-    pub(crate) fn batch() -> Batch {
-        Vec::with_capacity(WAITING_EVENTS_MAX)
+    pub(crate) fn batch(&self) -> Batch {
+        Vec::with_capacity(self.room)
     }
 
     /// Registers where a request's events go; before the request can have any. `place` chooses its lane
@@ -119,7 +125,7 @@ impl Outbox {
         let ids: Vec<_> = routes.open.iter().filter(|(_, route)| lost(route)).map(|(&id, _)| id).collect();
         for id in ids {
             let mut route = routes.remove(id).expect("found above, under the same lock");
-            route.sink.take(&mut iter::once(Event::Failed(error.clone())));
+            route.tell(id, &mut iter::once(Event::Failed(error.clone())));
         }
         also();
     }
@@ -127,7 +133,7 @@ impl Outbox {
     /// The delivering thread's loop; returns after [`close`](Self::close) once nothing waits.
     pub(crate) fn deliver(&self) {
         self.thread.set(std::thread::current()).expect("one thread delivers");
-        let mut batch = Self::batch();
+        let mut batch = self.batch();
         loop {
             // In this order: what was posted before the end is found.
             let closed = self.closed.load(Ordering::SeqCst);
@@ -148,6 +154,13 @@ impl Outbox {
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         self.wake();
+    }
+
+    /// For when the delivering thread is gone: nobody waits for room any more, nor for an answer.
+    pub(crate) fn give_up(&self, error: &EngineError) {
+        self.closed.store(true, Ordering::SeqCst);
+        let lanes: Vec<_> = (0..self.waiting.len()).map(|lane| LaneId(lane as u16)).collect();
+        self.fail(&lanes, error);
     }
 
     /// Sends off the events of one step of a lane and leaves `events` empty, with room.
@@ -175,7 +188,7 @@ impl Outbox {
             return true;
         }
         // Only when the delivering thread is a step behind.
-        let has_room = waiting.len() + events.len() <= WAITING_EVENTS_MAX;
+        let has_room = waiting.len() + events.len() <= self.room;
         if has_room {
             waiting.append(events);
         }
@@ -200,9 +213,10 @@ impl Outbox {
         let mut ended = false;
         // The first event comes with the end of the prompt, whatever it is.
         let begins = !std::mem::replace(&mut route.started, true);
-        route.sink.take(
-            &mut events.inspect(|event| ended |= matches!(event, Event::Finished(_) | Event::Failed(_))),
-        );
+        let seen =
+            &mut events.inspect(|event| ended |= matches!(event, Event::Finished(_) | Event::Failed(_)));
+        let heard = route.tell(request, seen);
+        ended |= !heard;
         let Placement { lane, prefill_rows } = route.placement;
         if begins {
             routes.load(lane).backlog -= prefill_rows;
@@ -220,6 +234,18 @@ impl Outbox {
 
     fn lock_routes(&self) -> MutexGuard<'_, Routes> {
         lock(&self.routes)
+    }
+}
+
+impl Route {
+    /// False if the sink panicked: it is told nothing any more, and what its request still computes goes nowhere.
+    /// Others share the thread.
+    fn tell(&mut self, request: RequestId, events: &mut dyn Iterator<Item = Event>) -> bool {
+        let heard = catch_unwind(AssertUnwindSafe(|| self.sink.take(events))).is_ok();
+        if !heard {
+            tracing::error!("whoever takes the events of {request:?} panicked, which is a bug of ours");
+        }
+        heard
     }
 }
 
@@ -251,9 +277,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Events of a lane that may wait: those of several steps of a full batch, which the delivering thread hands
-/// over in less time than a step takes. Their room is reserved at the start and used from its beginning on.
-const WAITING_EVENTS_MAX: usize = 4096;
+/// Steps of a lane whose events may wait, if each has as many as a step can: the delivering thread hands them over in
+/// less time than a step takes, and may be kept from its core for some of them.
+const STEPS_WAITING_MAX: usize = 4;
 
 #[cfg(test)]
 #[path = "outbox_tests.rs"]

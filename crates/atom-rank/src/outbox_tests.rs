@@ -4,6 +4,10 @@ use super::*;
 use atom_base::{FinishReason, ScoredToken};
 use std::convert::Infallible;
 
+/// Events of a step, and of all that may wait.
+const STEP_EVENTS: usize = 1000;
+const ROOM: usize = STEPS_WAITING_MAX * STEP_EVENTS;
+
 /// What one sink took, take by take.
 #[derive(Clone, Default)]
 struct Seen(Arc<Mutex<Vec<Vec<Event>>>>);
@@ -32,10 +36,10 @@ fn open(outbox: &Outbox, request: u64, lane: u16) -> Seen {
 }
 
 fn post(outbox: &Outbox, lane: u16, events: &[(u64, Event)]) {
-    let mut batch = Outbox::batch();
+    let mut batch = outbox.batch();
     batch.extend(events.iter().map(|(id, event)| (RequestId(*id), event.clone())));
     outbox.post(LaneId(lane), &mut batch);
-    assert!(batch.is_empty() && batch.capacity() >= WAITING_EVENTS_MAX, "{}", batch.capacity());
+    assert!(batch.is_empty() && batch.capacity() >= ROOM, "{}", batch.capacity());
 }
 
 fn loads(outbox: &Outbox) -> Vec<LaneLoad> {
@@ -44,7 +48,7 @@ fn loads(outbox: &Outbox) -> Vec<LaneLoad> {
 
 #[test]
 fn a_request_takes_what_a_step_has_for_it_at_once_and_in_order() {
-    let outbox = Outbox::new(2);
+    let outbox = Outbox::new(2, STEP_EVENTS);
     let (one, two, three) = (open(&outbox, 1, 0), open(&outbox, 2, 0), open(&outbox, 3, 1));
     let started = Event::Started { cached_tokens: 0 };
     let end = Event::Finished(FinishReason::Stop);
@@ -63,7 +67,7 @@ fn a_request_takes_what_a_step_has_for_it_at_once_and_in_order() {
 
 #[test]
 fn a_request_that_nobody_listens_to_takes_nothing_and_the_others_all() {
-    let outbox = Outbox::new(1);
+    let outbox = Outbox::new(1, STEP_EVENTS);
     let (gone, stays) = (open(&outbox, 1, 0), open(&outbox, 2, 0));
     post(&outbox, 0, &[(1, token(10)), (1, token(11)), (2, token(20))]);
     assert_eq!(outbox.unroute(RequestId(1)), Some(LaneId(0)));
@@ -75,12 +79,12 @@ fn a_request_that_nobody_listens_to_takes_nothing_and_the_others_all() {
 
 #[test]
 fn steps_that_wait_stand_behind_each_other_and_a_full_lane_waits_for_room() {
-    let outbox = Outbox::new(1);
+    let outbox = Outbox::new(1, STEP_EVENTS);
     let seen = open(&outbox, 1, 0);
-    let steps = 3 * WAITING_EVENTS_MAX as u32;
+    let steps = 3 * ROOM as u32;
     std::thread::scope(|scope| {
         scope.spawn(|| outbox.deliver());
-        let mut batch = Outbox::batch();
+        let mut batch = outbox.batch();
         for id in 0..steps {
             batch.push((RequestId(1), token(id)));
             outbox.post(LaneId(0), &mut batch);
@@ -95,10 +99,44 @@ fn steps_that_wait_stand_behind_each_other_and_a_full_lane_waits_for_room() {
 
 #[test]
 fn nobody_waits_for_room_once_the_outbox_is_closed() {
-    let outbox = Outbox::new(1);
-    let full = vec![(1, token(1)); WAITING_EVENTS_MAX];
+    let outbox = Outbox::new(1, STEP_EVENTS);
+    let full = vec![(1, token(1)); ROOM];
     outbox.close();
     outbox.deliver();
     post(&outbox, 0, &full);
     post(&outbox, 0, &full);
+}
+
+/// Panics with its second event.
+struct Brittle(usize);
+
+impl StepSink for Brittle {
+    fn take(&mut self, events: &mut dyn Iterator<Item = Event>) {
+        for _ in events {
+            self.0 += 1;
+            assert!(self.0 < 2, "a bug");
+        }
+    }
+}
+
+#[test]
+fn a_sink_that_panics_takes_nobody_elses_events_along() {
+    let outbox = Outbox::new(1, STEP_EVENTS);
+    let place = |_: &[LaneLoad]| Ok::<_, Infallible>(Placement { lane: LaneId(0), prefill_rows: 5 });
+    outbox.route(RequestId(1), 7, Box::new(Brittle(0)), place).unwrap();
+    let other = open(&outbox, 2, 0);
+    post(&outbox, 0, &[(1, token(10)), (1, token(11)), (1, token(12)), (2, token(20))]);
+    outbox.close();
+    outbox.deliver();
+    assert_eq!(other.takes()[0], [token(20)]);
+    assert!(matches!(other.takes()[1][..], [Event::Failed(_)]), "{:?}", other.takes());
+    assert_eq!((outbox.open(), loads(&outbox)), (0, vec![LaneLoad::default()]));
+    // Nor when everybody is told that it is over.
+    let outbox = Outbox::new(1, STEP_EVENTS);
+    outbox.route(RequestId(1), 7, Box::new(Brittle(1)), place).unwrap();
+    let other = open(&outbox, 2, 0);
+    outbox.give_up(&EngineError::Rank("gone".into()));
+    assert!(matches!(other.takes()[0][..], [Event::Failed(_)]));
+    post(&outbox, 0, &vec![(2, token(1)); ROOM]);
+    post(&outbox, 0, &vec![(2, token(1)); ROOM]);
 }

@@ -90,6 +90,12 @@ pub(crate) struct FormLane {
     pub(crate) cache_is_lost: bool,
 }
 
+/// Events that a step of a lane can have: of every request that runs its beginning, a token and its end, and of
+/// every row the score of a prompt's token.
+fn events_max(max_num_seqs: usize, rows: usize) -> usize {
+    3 * max_num_seqs + rows
+}
+
 impl HostShared {
     pub(crate) fn new(config: &HostConfig, vocab: usize) -> Self {
         let mesh = config.mesh;
@@ -107,7 +113,10 @@ impl HostShared {
             step_trace: config.step_trace.as_ref().map(|_| Arc::new(StepTrace::new(header(), start))),
             profile: Arc::default(),
             groups,
-            outbox: Outbox::new(mesh.lanes()),
+            outbox: Outbox::new(
+                mesh.lanes(),
+                events_max(config.scheduler.max_num_seqs, config.lattice.top().rows()),
+            ),
             fault: OnceLock::new(),
             wishes,
             masks: MaskPool::new(vocab, lanes * config.scheduler.max_num_seqs),
