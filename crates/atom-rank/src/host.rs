@@ -458,7 +458,7 @@ impl Host {
             return Err(Refusal::Closed("it is shutting down".into()));
         }
         self.limits.check(request)?;
-        self.shared.outbox.route(request.id, request.prompt.len(), sink, |loads| {
+        let placed = self.shared.outbox.route(request.id, request.prompt.len(), sink, |loads| {
             let mut balancer = self.balancer.lock().unwrap_or_else(PoisonError::into_inner);
             let full = self.limits.max_num_seqs + self.queue_max;
             // Lanes of other hosts have servers of their own.
@@ -469,7 +469,13 @@ impl Host {
                 .map(|placed| Placement { lane: LaneId(placed.lane.0 + local.start as u16), ..placed })
                 .filter(|placed| loads[usize::from(placed.lane.0)].requests < full)
                 .ok_or(Refusal::QueueFull { waiting: self.queue_max })
-        })
+        })?;
+        // Looked at last: whoever was there when it closed has been told.
+        if self.shared.outbox.is_closed() && self.shared.outbox.unroute(request.id).is_some() {
+            let why = self.shared.fault().map_or("it was shut down", String::as_str);
+            return Err(Refusal::Closed(why.into()));
+        }
+        Ok(placed)
     }
 
     fn leave(&self, lane: LaneId, mail: Mail) {

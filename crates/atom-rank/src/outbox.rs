@@ -156,6 +156,11 @@ impl Outbox {
         self.wake();
     }
 
+    /// True once nothing is delivered any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
     /// For when the delivering thread is gone: nobody waits for room any more, nor for an answer.
     pub(crate) fn give_up(&self, error: &EngineError) {
         self.closed.store(true, Ordering::SeqCst);
@@ -171,7 +176,7 @@ impl Outbox {
         while !self.put(lane, events) {
             // Bounded: the delivering thread never blocks, so it makes room, or it has ended and has
             // answered every request itself.
-            if self.closed.load(Ordering::SeqCst) {
+            if self.is_closed() {
                 return events.clear();
             }
             self.wake();

@@ -4,7 +4,7 @@
 mod common;
 
 use atom_base::{FinishReason, RequestId, SamplingParams, Seat};
-use atom_engine::{EngineError, Event, Refusal};
+use atom_engine::{EngineError, Event, Refusal, Request};
 use atom_group::Patience;
 use atom_ops::{Backend, OpsError, StepInputs};
 use atom_rank::{Host, HostError};
@@ -183,4 +183,35 @@ fn an_idle_group_parks_and_wakes_together() {
         assert_eq!(a.replays - b.replays, 9);
         assert_eq!(a.counters.rows, 22);
     }
+}
+
+#[test]
+fn a_delivering_thread_that_dies_answers_everybody_and_ends_the_host() {
+    /// Panics with the sink that holds it, outside of what the sink itself does.
+    struct Brittle;
+    impl Drop for Brittle {
+        fn drop(&mut self) {
+            panic!("injected");
+        }
+    }
+    let host = Setup::default().start(&tiny("llama"));
+    host.pause();
+    while !host.is_at_rest() {
+        std::thread::yield_now();
+    }
+    let other = send(&host, request(&[1, 2, 3], 50, SamplingParams::greedy()));
+    let brittle = Brittle;
+    let sink = move |_: Event| {
+        let _whole = &brittle;
+    };
+    let last = request(&[4, 5], 1, SamplingParams::greedy());
+    host.submit(Request { id: RequestId(u64::MAX), ..last }, Box::new(sink)).unwrap();
+    host.resume();
+    let ended = other.wait();
+    let Some(Err(EngineError::Rank(why))) = &ended.end else { panic!("{ended:?}") };
+    assert!(why.contains("delivers events"), "{why}");
+    assert!(host.health().fault.is_some_and(|fault| fault.contains("delivers events")));
+    let late = host.submit(request(&[1], 1, SamplingParams::greedy()), Box::new(|_| {}));
+    assert!(matches!(&late, Err(Refusal::Closed(why)) if why.contains("delivers events")), "{late:?}");
+    assert!(host.shutdown().unwrap_err().contains("delivers events"));
 }
