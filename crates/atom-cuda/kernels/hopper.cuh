@@ -98,6 +98,10 @@ __device__ __forceinline__ void tma_prefetch_map(const TensorMap& map) {
 __device__ __forceinline__ void store_transposed_x4(u32 to, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
+/// The same as they are.
+__device__ __forceinline__ void store_x4(u32 to, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
 template <int N> __device__ __forceinline__ void registers_more() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> __device__ __forceinline__ void registers_less() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 
@@ -112,7 +116,7 @@ template <int N> __device__ __forceinline__ void wgmma_wait() { asm volatile("wg
 
 /// d[64, N] (+)= a[64, 16] b[N, 16]^T in bf16 with f32 sums; a and b in shared memory. d[4 j + i] of a lane is column
 /// 8 j + lane % 4 * 2 + i % 2 of row warp * 16 + lane / 4 + i / 2 * 8. `add` = 0 starts from zero.
-/// N is a multiple of 8 up to 160.
+/// N is a multiple of 8 up to 160, or 256.
 template <int N> struct Wgmma;
 constexpr int WGMMA_REGISTERS = 80;
 
@@ -136,6 +140,18 @@ constexpr int WGMMA_REGISTERS = 80;
 #define WGMMA_R17 "%68, %69, %70, %71"
 #define WGMMA_R18 "%72, %73, %74, %75"
 #define WGMMA_R19 "%76, %77, %78, %79"
+#define WGMMA_R20 "%80, %81, %82, %83"
+#define WGMMA_R21 "%84, %85, %86, %87"
+#define WGMMA_R22 "%88, %89, %90, %91"
+#define WGMMA_R23 "%92, %93, %94, %95"
+#define WGMMA_R24 "%96, %97, %98, %99"
+#define WGMMA_R25 "%100, %101, %102, %103"
+#define WGMMA_R26 "%104, %105, %106, %107"
+#define WGMMA_R27 "%108, %109, %110, %111"
+#define WGMMA_R28 "%112, %113, %114, %115"
+#define WGMMA_R29 "%116, %117, %118, %119"
+#define WGMMA_R30 "%120, %121, %122, %123"
+#define WGMMA_R31 "%124, %125, %126, %127"
 #define WGMMA_D(i) "+f"(d[4 * i]), "+f"(d[4 * i + 1]), "+f"(d[4 * i + 2]), "+f"(d[4 * i + 3])
 #define WGMMA_S1 WGMMA_R0
 #define WGMMA_S2 WGMMA_S1 ", " WGMMA_R1
@@ -157,6 +173,18 @@ constexpr int WGMMA_REGISTERS = 80;
 #define WGMMA_S18 WGMMA_S17 ", " WGMMA_R17
 #define WGMMA_S19 WGMMA_S18 ", " WGMMA_R18
 #define WGMMA_S20 WGMMA_S19 ", " WGMMA_R19
+#define WGMMA_S21 WGMMA_S20 ", " WGMMA_R20
+#define WGMMA_S22 WGMMA_S21 ", " WGMMA_R21
+#define WGMMA_S23 WGMMA_S22 ", " WGMMA_R22
+#define WGMMA_S24 WGMMA_S23 ", " WGMMA_R23
+#define WGMMA_S25 WGMMA_S24 ", " WGMMA_R24
+#define WGMMA_S26 WGMMA_S25 ", " WGMMA_R25
+#define WGMMA_S27 WGMMA_S26 ", " WGMMA_R26
+#define WGMMA_S28 WGMMA_S27 ", " WGMMA_R27
+#define WGMMA_S29 WGMMA_S28 ", " WGMMA_R28
+#define WGMMA_S30 WGMMA_S29 ", " WGMMA_R29
+#define WGMMA_S31 WGMMA_S30 ", " WGMMA_R30
+#define WGMMA_S32 WGMMA_S31 ", " WGMMA_R31
 #define WGMMA_O1 WGMMA_D(0)
 #define WGMMA_O2 WGMMA_O1, WGMMA_D(1)
 #define WGMMA_O3 WGMMA_O2, WGMMA_D(2)
@@ -177,9 +205,22 @@ constexpr int WGMMA_REGISTERS = 80;
 #define WGMMA_O18 WGMMA_O17, WGMMA_D(17)
 #define WGMMA_O19 WGMMA_O18, WGMMA_D(18)
 #define WGMMA_O20 WGMMA_O19, WGMMA_D(19)
+#define WGMMA_O21 WGMMA_O20, WGMMA_D(20)
+#define WGMMA_O22 WGMMA_O21, WGMMA_D(21)
+#define WGMMA_O23 WGMMA_O22, WGMMA_D(22)
+#define WGMMA_O24 WGMMA_O23, WGMMA_D(23)
+#define WGMMA_O25 WGMMA_O24, WGMMA_D(24)
+#define WGMMA_O26 WGMMA_O25, WGMMA_D(25)
+#define WGMMA_O27 WGMMA_O26, WGMMA_D(26)
+#define WGMMA_O28 WGMMA_O27, WGMMA_D(27)
+#define WGMMA_O29 WGMMA_O28, WGMMA_D(28)
+#define WGMMA_O30 WGMMA_O29, WGMMA_D(29)
+#define WGMMA_O31 WGMMA_O30, WGMMA_D(30)
+#define WGMMA_O32 WGMMA_O31, WGMMA_D(31)
 #define WGMMA(N, REGS, A, B, ADD, ...)                                                                                      \
     template <> struct Wgmma<N> {                                                                                           \
-        static __device__ __forceinline__ void run(float (&d)[WGMMA_REGISTERS], u64 a, u64 b, int add) {                                \
+        template <int SIZE> static __device__ __forceinline__ void run(float (&d)[SIZE], u64 a, u64 b, int add) {           \
+            static_assert(SIZE >= N / 2);                                                                                   \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                                   \
                          "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGS "}, " A ", " B ", p, 1, 1, 0, 0;\n}" \
                          : __VA_ARGS__                                                                                      \
@@ -206,3 +247,4 @@ WGMMA(136, WGMMA_S17, "%68", "%69", "%70", WGMMA_O17)
 WGMMA(144, WGMMA_S18, "%72", "%73", "%74", WGMMA_O18)
 WGMMA(152, WGMMA_S19, "%76", "%77", "%78", WGMMA_O19)
 WGMMA(160, WGMMA_S20, "%80", "%81", "%82", WGMMA_O20)
+WGMMA(256, WGMMA_S32, "%128", "%129", "%130", WGMMA_O32)

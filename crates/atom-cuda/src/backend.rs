@@ -9,7 +9,6 @@ use crate::blas_fp8::Fp8Blas;
 use crate::compile::Program;
 use crate::device::Stream;
 use crate::error::CudaError;
-use crate::few_rows::FewRows;
 use crate::fuse::{Fused, FusedFp8, Step, fuse};
 use crate::gpu::Gpu;
 use crate::kernels::Queue;
@@ -24,6 +23,7 @@ use crate::plan::{
     COUNTS_BYTES, Plan, attend_few, attend_heads, attend_kernels, check_kv, check_model, experts_shape,
     letters_offset, work,
 };
+use crate::product_kernel::ProductKernel;
 use crate::record::{Capture, Recorded, not_built};
 use crate::sampler::Sampler;
 use crate::staging::Staging;
@@ -271,7 +271,7 @@ impl Backend for CudaBackend {
         for step in &steps {
             match step {
                 Step::Product(Fused { product, .. }) => {
-                    let kernel = FewRows::choose(product, order, properties);
+                    let kernel = ProductKernel::choose(product, order, properties);
                     programs.extend(kernel.map(|kernel| kernel.program(product, properties)));
                 }
                 Step::Fp8(FusedFp8 { product, .. }) => programs.extend(product.programs(properties)),

@@ -4,6 +4,8 @@
 //! megabytes of them. So such a product takes in the gated activation behind it, or the addition to the residual of the
 //! norm behind it, and the norm in front of it, wherever nobody else wants what they would have written between. Layers
 //! of Qwen3-0.6B on an H200, one row, without attention: 32 us with each operator by itself and cuBLASLt, 14 us so.
+//! Where rows are many, gate and up take in their activation, which saves four fifths of what the two
+//! would write and read of outputs.
 
 mod mixture;
 
@@ -12,12 +14,12 @@ pub(crate) use mixture::{AddedExperts, Routed};
 use crate::buffers::{Use, elements, uses};
 use crate::device::Properties;
 use crate::element::Element;
-use crate::few_rows::FewRows;
 use crate::fp8::Fp8Form;
 use crate::launch::attend_few::AttendFew;
 use crate::launch::linear_fp8::Fp8Product;
 use crate::launch::linear_small::{SmallOut, SmallProduct};
 use crate::order::SumOrder;
+use crate::product_kernel::ProductKernel;
 use atom_ops::{AttentionSpec, Buf, Extent, Op, Recording, Weight};
 
 /// One step of a recording.
@@ -27,7 +29,7 @@ pub(crate) enum Step<'a> {
     Op(&'a Op),
     /// What is left of an `add and norm` whose sum a product makes.
     Norm { x: Buf, weight: Weight, eps: f32, out: Buf },
-    /// A product of few rows with its surroundings.
+    /// A product by a kernel of ours, with its surroundings.
     Product(Fused),
     /// A product with weights of FP8, whatever its rows, behind the quantising of its inputs.
     Fp8(FusedFp8),
@@ -123,7 +125,7 @@ pub(crate) fn fuse<'a>(
     few: Option<&AttendFew>,
 ) -> Vec<Step<'a>> {
     let takes = |product: &SmallProduct| {
-        element == Element::BF16 && FewRows::choose(product, order, properties).is_some()
+        element == Element::BF16 && ProductKernel::choose(product, order, properties).is_some()
     };
     // What these add is in another order than where the operators stand apart.
     let mixtures = (order == SumOrder::Fastest).then_some(mixture::Mixtures {

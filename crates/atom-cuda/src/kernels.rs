@@ -86,6 +86,7 @@ sources! {
         &["CLUSTER=1", "EACH=32", "STAGES=9", "OUT=3"],
         &["CLUSTER=2", "EACH=64", "STAGES=6", "OUT=3"],
     ];
+    "linear_gated" &[&[]];
     "attend_simple" &[&[]];
     "attend_split" &[
         &["WIDTH=64"], &["WIDTH=128"], &["WIDTH=256"], &["WIDTH=128", "SMALL_SHARED"],

@@ -6,6 +6,7 @@ pub mod attend;
 pub mod attend_few;
 pub mod experts;
 pub mod linear_fp8;
+pub mod linear_gated;
 pub mod linear_rows;
 mod linear_rows_fp8;
 pub mod linear_small;

@@ -12,6 +12,7 @@ mod experts_fp8;
 mod fp8;
 mod fp8_bench;
 mod kit;
+mod linear_gated;
 mod linear_small;
 mod norm;
 mod rope;
@@ -33,6 +34,7 @@ const FAMILIES: &[(&str, Checks)] = &[
     ("linear_small", linear_small::checks),
     ("fp8", fp8::checks),
     ("linear_rows", linear_small::checks_of_rows),
+    ("linear_gated", linear_gated::checks),
     ("rows", rows::checks),
     ("norm", norm::checks),
     ("rope", rope::checks),

@@ -3,7 +3,6 @@
 use super::{Scene, equal};
 use crate::blas::Product;
 use crate::element::Element;
-use crate::few_rows::FewRows;
 use crate::fp8::Stored;
 use crate::fuse::{Fused, FusedFp8};
 use crate::launch::linear_fp8::{self, Fp8Operands, Fp8Path};
@@ -11,6 +10,7 @@ use crate::launch::linear_small::SmallOperands;
 use crate::launch::quantise;
 use crate::launch::step;
 use crate::memory::Address;
+use crate::product_kernel::ProductKernel;
 use crate::weights::Loaded;
 use atom_ops::{Buf, OpsError, Weight};
 
@@ -59,7 +59,7 @@ impl Scene<'_> {
         equal("inputs", inputs, product.inputs)?;
         equal("outputs", outputs, product.outputs)?;
         let properties = self.with.queue.stream.device().properties();
-        let kernel = FewRows::choose(product, self.with.blas.order(), properties)
+        let kernel = ProductKernel::choose(product, self.with.blas.order(), properties)
             .expect("what no kernel takes is not fused");
         let norm = match norm {
             None => (Address::NULL, 0.0),
