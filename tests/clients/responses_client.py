@@ -68,7 +68,7 @@ refused = (
     dict(include=["message.output_text.logprobs"]),
     dict(max_output_tokens=0),
     dict(temperature=3),
-    dict(tools=[{"type": "web_search"}]),
+    dict(tools=[{"type": "file_search"}]),
     dict(input=[{"role": "user", "content": [{"type": "input_image", "image_url": "http://x/y", "detail": "auto"}]}]),
 )
 for wrong in refused:

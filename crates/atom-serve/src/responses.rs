@@ -2,6 +2,7 @@
 
 mod answer;
 mod body;
+mod custom;
 mod input;
 mod items;
 mod tools;

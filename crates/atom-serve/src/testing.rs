@@ -40,7 +40,7 @@ impl Draws {
                     let own = self.below(2) == 1;
                     let id = own.then(|| format!("functions.f:{calls}"));
                     parts.push(AnswerPart::Call { index: calls, id, name: format!("f{calls}") });
-                    let mut json = serde_json::json!({"text": text, "list": [1, {"é": null}]}).to_string();
+                    let mut json = serde_json::json!({"input": text, "list": [1, {"é": null}]}).to_string();
                     if at + 1 == count {
                         let mut end = self.below(json.len() + 1);
                         while !json.is_char_boundary(end) {

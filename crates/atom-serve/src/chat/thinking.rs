@@ -44,8 +44,8 @@ impl Variables {
         switch(template).is_some()
     }
 
-    /// How much to think. `none` is a switch wherever there is one; the other words go to templates that
-    /// read such a word, as they are.
+    /// How much to think. The word goes to templates that read one, as it is, and switches thinking on where these
+    /// have a switch too. Where there is only a switch, `none` and `minimal` are off, and more is on.
     pub(crate) fn effort(
         &mut self,
         template: &ChatTemplate,
@@ -57,13 +57,36 @@ impl Variables {
         }
         match switch(template) {
             Some(name) if effort == "none" => self.set(template, name, json!(false), field),
-            _ if template.reads(EFFORT) => self.set(template, EFFORT, json!(effort), field),
-            Some(_) => Err(refuse(
-                field,
-                "this model's chat template can't be told how much to think, only whether: send 'none', or 'thinking'",
-            )),
-            None => Err(refuse(field, "this model's chat template has no variable for it")),
+            Some(name) if !template.reads(EFFORT) => {
+                self.set(template, name, json!(effort != "minimal"), field)
+            }
+            None if !template.reads(EFFORT) => {
+                Err(refuse(field, "this model's chat template has no variable for it"))
+            }
+            switch => {
+                // Some don't think unless they are told to. Who told them something else meant it.
+                if let Some(name) = switch
+                    && effort != "minimal"
+                {
+                    self.0.entry(name).or_insert(json!(true));
+                }
+                self.set(template, EFFORT, json!(effort), field)
+            }
         }
+    }
+
+    /// The same where another field has the word on whether to think at all: the effort only says how much.
+    pub(crate) fn effort_beside_switch(
+        &mut self,
+        template: &ChatTemplate,
+        effort: &str,
+        field: &str,
+    ) -> Result<(), ApiError> {
+        let decides = switch(template).is_some_and(|name| self.0.contains_key(name));
+        if decides && EFFORTS.contains(&effort) && !template.reads(EFFORT) {
+            return Ok(());
+        }
+        self.effort(template, effort, field)
     }
 
     pub(crate) fn as_map(&self) -> Option<&Map<String, Value>> {

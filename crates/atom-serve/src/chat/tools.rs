@@ -112,10 +112,13 @@ impl Tools {
 impl ToolList {
     /// Adds the tool whose name the client put at `place` (like `tools[2].function`).
     pub(crate) fn push(&mut self, place: &str, tool: Tool) -> Result<(), ApiError> {
+        check_name(&format!("{place}.name"), &tool.name)?;
+        self.push_named(place, tool)
+    }
+
+    /// The same for a name that was made of names which have been checked.
+    pub(crate) fn push_named(&mut self, place: &str, tool: Tool) -> Result<(), ApiError> {
         let name = format!("{place}.name");
-        if !is_tool_name(&tool.name) {
-            return Err(wrong(&name, &tool.name.into(), tool_name_rule()));
-        }
         if self.tools.len() == TOOLS_MAX {
             return Err(wrong("tools", &json!(vec![0; TOOLS_MAX + 1]), format!("at most {TOOLS_MAX} tools")));
         }
@@ -144,6 +147,11 @@ impl ToolList {
             count => format!("the name of one of the {count} tools"),
         }
     }
+}
+
+/// Checks a tool's name, which the client put at `place`.
+pub(crate) fn check_name(place: &str, name: &str) -> Result<(), ApiError> {
+    if is_tool_name(name) { Ok(()) } else { Err(wrong(place, &name.into(), tool_name_rule())) }
 }
 
 /// The rule of the OpenAI API; formats rely on it where a name stands between markers.

@@ -20,6 +20,8 @@ pub(super) struct Blocks {
 /// What the client sees of the model's thinking.
 pub(super) enum Thinking {
     Shown,
+    /// That there was some: its blocks are empty, and signed as such.
+    Omitted,
     /// Nothing, and what it didn't see so far: it comes out after all when the answer has nothing else,
     /// since an empty one would be a riddle.
     Hidden(String),
@@ -73,6 +75,7 @@ impl Blocks {
             }
             AnswerPart::Reasoning(text) => match &mut self.thinking {
                 Thinking::Shown => self.think(text, emit),
+                Thinking::Omitted => self.start_thinking(emit),
                 Thinking::Hidden(unseen) => unseen.push_str(text),
             },
             AnswerPart::Call { index, id, name } => {
@@ -105,10 +108,14 @@ impl Blocks {
         self.calls_with_arguments > 0
     }
 
-    fn think(&mut self, text: &str, emit: &mut impl FnMut(u32, Event<'_>)) {
+    fn start_thinking(&mut self, emit: &mut impl FnMut(u32, Event<'_>)) {
         if !matches!(self.open, Some(Open::Thinking(_))) {
             self.start(Open::Thinking(Signer::new()), Start::Thinking, emit);
         }
+    }
+
+    fn think(&mut self, text: &str, emit: &mut impl FnMut(u32, Event<'_>)) {
+        self.start_thinking(emit);
         if let Some(Open::Thinking(signer)) = &mut self.open {
             signer.push(text);
         }

@@ -125,8 +125,7 @@ fn take_harmless(fields: &mut Fields) -> Result<(), ApiError> {
     fields.refuse_unless("mcp_servers", "no tools run on this server", |value| *value == json!([]))?;
     fields.refuse_unless("container", "no code runs on this server", |_| false)?;
     fields.refuse_unless("inference_geo", "it runs where it runs", |_| false)?;
-    fields.refuse_unless("context_management", "messages are taken as they are", keeps_all)?;
-    fields.refuse_unless("output_format", "send 'output_config.format' instead", |_| false)
+    fields.refuse_unless("context_management", "messages are taken as they are", keeps_all)
 }
 
 /// An order to edit nothing.

@@ -252,6 +252,8 @@ fn turns(role: Role, blocks: Vec<Block>) -> Vec<Turn> {
     for block in blocks {
         match block {
             Block::Text(text) => texts.push(text),
+            // An omitted thought, which nobody kept.
+            Block::Thinking(text) if text.is_empty() => {}
             Block::Thinking(text) => thoughts.push(text),
             Block::Call(call) => calls.push(call),
             Block::Result { place, call_id, content } => turns.push(Turn::Answer { place, call_id, content }),

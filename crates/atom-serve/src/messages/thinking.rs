@@ -8,7 +8,7 @@ use crate::fields::{Fields, wrong};
 use crate::server::Server;
 use serde_json::json;
 
-/// Takes `thinking` and `output_config`. Says whether the client sees the thoughts: it does if it
+/// Takes `thinking`, `output_config` and `output_format`. Says whether the client sees the thoughts: it does if it
 /// asked for thinking, as in the API, though a template may begin an answer with thoughts all the same. The
 /// format that the answer must have comes along.
 pub(super) fn read(
@@ -49,21 +49,39 @@ pub(super) fn read(
                 _ => return Err(wrong("thinking.type", &kind.into(), KINDS)),
             };
             // Thoughts come as they are, which is more than a summary.
-            inner.refuse_unless("display", "thoughts are shown or not thought", |value| {
-                value == "summarized"
-            })?;
+            let display = inner.string("display")?;
             inner.finish()?;
-            thinking
+            match (thinking, display.as_deref()) {
+                (thinking, None | Some("summarized")) => thinking,
+                (Thinking::Shown, Some("omitted")) => Thinking::Omitted,
+                (hidden, Some("omitted")) => hidden,
+                (_, Some(other)) => {
+                    let expected = "\"summarized\" or \"omitted\"";
+                    return Err(wrong("thinking.display", &other.into(), expected));
+                }
+            }
         }
     };
     let mut format = None;
     if let Some(config) = fields.take("output_config") {
         let mut inner = Fields::nested("output_config", config)?;
         if let Some(effort) = inner.string("effort")? {
-            variables.effort(template, &effort, "output_config.effort")?;
+            // Whether to think is what 'thinking' says, in this API.
+            variables.effort_beside_switch(template, &effort, "output_config.effort")?;
         }
         format = constraint::read_format(&mut inner, "format")?;
         inner.finish()?;
+    }
+    // Where the format stood before `output_config`; clients of that time still send it.
+    if let Some(older) = constraint::read_format(fields, "output_format")? {
+        if format.is_some() {
+            return Err(ApiError::BadField {
+                name: "output_format".into(),
+                found: "given beside 'output_config.format'".into(),
+                expected: "absent: the younger field says it".into(),
+            });
+        }
+        format = Some(older);
     }
     Ok((thinking, format))
 }

@@ -1,6 +1,7 @@
 //! The answer, whole or as a stream of numbered events.
 
 use super::items::Items;
+use super::tools::Spellings;
 use crate::chat::history::CallIds;
 use crate::choice::{Finish, Piece};
 use crate::error::ApiError;
@@ -26,9 +27,9 @@ struct Events {
 }
 
 impl ResponsesShape {
-    pub(super) fn new(server: &Server, request: Map<String, Value>) -> Self {
+    pub(super) fn new(server: &Server, request: Map<String, Value>, spellings: Spellings) -> Self {
         let id = server.answer_id("resp").replace('-', "_");
-        let items = Items::new(id.clone(), CallIds::new(server));
+        let items = Items::new(id.clone(), CallIds::new(server), spellings);
         Self { id, created_s: unix_s(), request, items, finish: None, events: Events::default() }
     }
 

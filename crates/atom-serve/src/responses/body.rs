@@ -5,7 +5,7 @@ use crate::chat::conversation::Conversation;
 use crate::chat::thinking::Variables;
 use crate::constraint::{self, Wanted};
 use crate::error::ApiError;
-use crate::fields::Fields;
+use crate::fields::{Fields, wrong};
 use crate::generation::Work;
 use crate::params::{Params, StreamOptions};
 use crate::server::Server;
@@ -25,7 +25,7 @@ pub(crate) fn read(server: &Server, body: &[u8]) -> Result<(Work, ResponsesShape
     params.stream = read_stream(&mut fields)?;
     read_bookkeeping(&mut fields, &mut echo)?;
     let instructions = fields.string("instructions")?;
-    let tools = tools::read(&mut fields, &mut echo)?;
+    let (tools, spellings) = tools::read(&mut fields, &mut echo)?;
     let history = input::read(&mut fields, instructions.as_deref())?;
     let variables = read_reasoning(&mut fields, server, &mut echo)?;
     params.constraint = read_text(&mut fields, &mut echo)?;
@@ -38,7 +38,7 @@ pub(crate) fn read(server: &Server, body: &[u8]) -> Result<(Work, ResponsesShape
     echo.extend(FIXED.map(|(name, value)| (name.to_owned(), value())));
     let conversation =
         Conversation { history, tools, variables, add_generation_prompt: true, beginning: None };
-    Ok((conversation.into_work(server, params)?, ResponsesShape::new(server, echo)))
+    Ok((conversation.into_work(server, params)?, ResponsesShape::new(server, echo, spellings)))
 }
 
 /// What would need the server to remember something.
@@ -137,14 +137,18 @@ fn read_reasoning(
         if let Some(effort) = &effort {
             variables.effort(&server.text.template, effort, "reasoning.effort")?;
         }
-        // The best that there is of it: none, but the reasoning itself.
+        // Of every length there is the same: none, but the reasoning itself. The response says so.
         for name in ["summary", "generate_summary"] {
-            inner.refuse_unless(
-                name,
-                "nobody summarises; the reasoning itself is in the answer",
-                |value| value == "auto",
-            )?;
+            if let Some(summary) = inner.string(name)?
+                && !SUMMARIES.contains(&summary.as_str())
+            {
+                let expected = format!("one of {}", SUMMARIES.join(", "));
+                return Err(wrong(&inner.name(name), &summary.into(), expected));
+            }
         }
+        inner.refuse_unless("context", "the chat template says which thoughts it shows again", |value| {
+            value == "auto"
+        })?;
         inner.finish()?;
     }
     echo.insert("reasoning".into(), json!({"effort": effort, "summary": null}));
@@ -171,6 +175,9 @@ fn read_text(fields: &mut Fields, echo: &mut Map<String, Value>) -> Result<Optio
 fn short(number: f32) -> Value {
     number.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
+
+/// How long a summary of the reasoning may be.
+const SUMMARIES: [&str; 3] = ["auto", "concise", "detailed"];
 
 /// What is the same in every response.
 const FIXED: [(&str, Fixed); 6] = [

@@ -3,11 +3,13 @@
 //! What one answer consists of here are several items in a row: reasoning, messages and calls. They are one
 //! turn of the assistant.
 
+use super::custom::INPUT;
+use super::tools::joined_name;
 use crate::chat::history::{History, PastArguments, PastCall, Turn};
 use crate::chat::tools::past_tool_name;
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// Takes `input`; `instructions` come before it.
 pub(super) fn read(fields: &mut Fields, instructions: Option<&str>) -> Result<History, ApiError> {
@@ -66,7 +68,17 @@ impl Reader {
                 let call = read_call(&mut fields)?;
                 self.answer(place)?.calls.push(call);
             }
-            "function_call_output" => {
+            "custom_tool_call" => {
+                let call = read_custom_call(&mut fields)?;
+                self.answer(place)?.calls.push(call);
+            }
+            // What another server found for its own model: the answer that it went into follows.
+            "web_search_call" => {
+                fields.take("action");
+            }
+            "function_call_output" | "custom_tool_call_output" => {
+                // The name once more, as some clients send it.
+                fields.string("name")?;
                 let call_place = fields.name("call_id");
                 let call_id =
                     fields.required_string("call_id", "it names the call that this is the answer to")?;
@@ -178,6 +190,8 @@ fn read_part(place: &str, item: Value, kinds: &[&str]) -> Result<String, ApiErro
             return Err(wrong(&fields.name("type"), &kind.into(), format!("\"{}\"", kinds.join("\" or \""))));
         }
     }
+    // The text once more, as the Python client parsed it.
+    fields.take("parsed");
     for name in ["annotations", "logprobs"] {
         fields.refuse_unless(name, "they would not reach the model", |value| *value == json!([]))?;
     }
@@ -212,25 +226,35 @@ fn read_texts(fields: &mut Fields, name: &str, kind: &str) -> Result<Vec<String>
 
 fn read_call(fields: &mut Fields) -> Result<PastCall, ApiError> {
     let id = fields.required_string("call_id", "it is how the tool's answer names the call")?;
-    let name = fields.required_string("name", "it is the function that was called")?;
-    let name = past_tool_name(name, &fields.name("name"))?;
+    let name = read_name(fields)?;
     let arguments = PastArguments::read(&fields.string("arguments")?.unwrap_or_default());
     // The arguments once more, as the Python client parsed them.
     fields.take("parsed_arguments");
     Ok(PastCall { id, name, arguments })
 }
 
+fn read_custom_call(fields: &mut Fields) -> Result<PastCall, ApiError> {
+    let id = fields.required_string("call_id", "it is how the tool's answer names the call")?;
+    let name = read_name(fields)?;
+    let input = fields.required_string("input", "it is the text that the call was made with")?;
+    let arguments = PastArguments::Object(Map::from_iter([(INPUT.to_owned(), input.into())]));
+    Ok(PastCall { id, name, arguments })
+}
+
+/// The name by which the model made the call.
+fn read_name(fields: &mut Fields) -> Result<String, ApiError> {
+    let name = fields.required_string("name", "it is the tool that was called")?;
+    let namespace = fields.string("namespace")?;
+    past_tool_name(joined_name(namespace.as_deref(), &name), &fields.name("name"))
+}
+
 fn refused_kind(fields: &Fields, kind: String) -> ApiError {
     let reason = match kind.as_str() {
         "item_reference" => "no item is kept; send the item itself",
-        "custom_tool_call" | "custom_tool_call_output" => {
-            "tools of type 'custom' are not built; use functions"
-        }
         "compaction" => "only who compacted a conversation can read it",
         _ if kind.ends_with("_call") || kind.ends_with("_call_output") => "no tools run on this server",
         _ => {
-            let expected =
-                "one of \"message\", \"reasoning\", \"function_call\" and \"function_call_output\"";
+            let expected = "one of \"message\", \"reasoning\", \"function_call\", \"custom_tool_call\" and the outputs of these";
             return wrong(&fields.name("type"), &kind.into(), expected);
         }
     };

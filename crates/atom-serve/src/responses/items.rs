@@ -1,8 +1,9 @@
-//! The parts of an answer as output items: a message, a reasoning or a call of a function, one after the
-//! other.
+//! The parts of an answer as output items: a message, a reasoning or a call of a tool, one after the other.
 //!
 //! The stream and the whole answer are both made from what [`Items`] says and keeps.
 
+use super::custom::InputText;
+use super::tools::{Spelling, Spellings};
 use crate::chat::history::CallIds;
 use atom_text::AnswerPart;
 use serde_json::{Map, Value, json};
@@ -11,6 +12,7 @@ use serde_json::{Map, Value, json};
 pub(super) struct Items {
     answer_id: String,
     ids: CallIds,
+    spellings: Spellings,
     done: Vec<Value>,
     open: Option<Item>,
 }
@@ -20,20 +22,22 @@ struct Item {
     kind: Kind,
     /// The text or the arguments so far.
     text: String,
+    /// Finds the text in the arguments of a custom tool.
+    input: Option<InputText>,
 }
 
 enum Kind {
     Message,
     Reasoning,
-    Call { index: u32, call_id: String, name: String },
+    Call { index: u32, call_id: String, tool: Spelling },
 }
 
 /// Takes an event's type and its data, to which type and number are to be added.
 pub(super) type Emit<'a> = dyn FnMut(&'static str, Map<String, Value>) + 'a;
 
 impl Items {
-    pub(super) fn new(answer_id: String, ids: CallIds) -> Self {
-        Self { answer_id, ids, done: Vec::new(), open: None }
+    pub(super) fn new(answer_id: String, ids: CallIds, spellings: Spellings) -> Self {
+        Self { answer_id, ids, spellings, done: Vec::new(), open: None }
     }
 
     /// Takes the next part.
@@ -53,13 +57,21 @@ impl Items {
             }
             AnswerPart::Call { index, id, name } => {
                 let call_id = id.clone().unwrap_or_else(|| self.ids.of(0, *index));
-                self.start(Kind::Call { index: *index, call_id, name: name.clone() }, emit);
+                let tool = self.spellings.of(name);
+                self.start(Kind::Call { index: *index, call_id, tool }, emit);
             }
             AnswerPart::Arguments { index, json } => {
                 let open = self.open.as_ref().map(|item| &item.kind);
                 let is_open = matches!(open, Some(Kind::Call { index: open, .. }) if open == index);
                 assert!(is_open, "arguments of call {index} behind the end of its item");
-                self.go_on(json, emit);
+                let item = self.open.as_mut().expect("checked above");
+                let text = match &mut item.input {
+                    Some(input) => &input.push(json),
+                    None => json,
+                };
+                if !text.is_empty() {
+                    self.go_on(text, emit);
+                }
             }
         }
     }
@@ -80,11 +92,14 @@ impl Items {
         let prefix = match kind {
             Kind::Message => "msg_",
             Kind::Reasoning => "rs_",
+            Kind::Call { tool: Spelling { is_custom: true, .. }, .. } => "ctc_",
             Kind::Call { .. } => "fc_",
         };
         // No other answer has it, since no other has the answer's id.
         let unique = self.answer_id.rsplit('_').next().unwrap_or_default();
-        let item = Item { id: format!("{prefix}{unique}{index:02x}"), kind, text: String::new() };
+        let input = matches!(&kind, Kind::Call { tool, .. } if tool.is_custom).then(InputText::new);
+        let id = format!("{prefix}{unique}{index:02x}");
+        let item = Item { id, kind, text: String::new(), input };
         emit("response.output_item.added", whole_item(index, item.opening()));
         if let Some(part) = item.part() {
             emit("response.content_part.added", item.place(index, "part", part));
@@ -103,6 +118,7 @@ impl Items {
                 "response.output_text.delta"
             }
             Kind::Reasoning => "response.reasoning_text.delta",
+            Kind::Call { .. } if item.input.is_some() => "response.custom_tool_call_input.delta",
             Kind::Call { .. } => "response.function_call_arguments.delta",
         };
         emit(name, data);
@@ -121,9 +137,12 @@ impl Items {
             Kind::Reasoning => {
                 emit("response.reasoning_text.done", item.place(index, "text", text));
             }
-            Kind::Call { name, .. } => {
+            Kind::Call { tool: Spelling { is_custom: true, .. }, .. } => {
+                emit("response.custom_tool_call_input.done", item.place(index, "input", text));
+            }
+            Kind::Call { tool, .. } => {
                 let mut data = item.place(index, "arguments", text);
-                data.insert("name".into(), name.as_str().into());
+                data.insert("name".into(), tool.name.as_str().into());
                 emit("response.function_call_arguments.done", data);
             }
         }
@@ -156,10 +175,20 @@ impl Item {
             Kind::Reasoning => json!({
                 "id": self.id, "type": "reasoning", "status": status, "summary": [], "content": content(),
             }),
-            Kind::Call { call_id, name, .. } => json!({
-                "id": self.id, "type": "function_call", "status": status,
-                "call_id": call_id, "name": name, "arguments": self.text,
-            }),
+            Kind::Call { call_id, tool, .. } => {
+                let (kind, field) = match tool.is_custom {
+                    true => ("custom_tool_call", "input"),
+                    false => ("function_call", "arguments"),
+                };
+                let mut call = json!({
+                    "id": self.id, "type": kind, "status": status,
+                    "call_id": call_id, "name": tool.name, field: self.text,
+                });
+                if let Some(namespace) = &tool.namespace {
+                    call["namespace"] = namespace.as_str().into();
+                }
+                call
+            }
         }
     }
 

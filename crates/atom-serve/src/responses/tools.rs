@@ -1,50 +1,234 @@
-//! Tools as this API spells them.
+//! Tools as this API spells them, and the calls of them.
+//!
+//! A model knows functions with JSON arguments. What this API has beside those becomes one where the client runs
+//! it: a `custom` tool is a function of one string, a `namespace` is functions whose names begin with its own.
 
-use crate::chat::tools::{ToolChoice, ToolList, Tools, read_schema};
+use super::custom::INPUT;
+use crate::chat::tools::{ToolChoice, ToolList, Tools, check_name, read_schema};
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 use atom_text::Tool;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
 
-/// Takes `tools`, `tool_choice` and `parallel_tool_calls`, which every response repeats.
-pub(super) fn read(fields: &mut Fields, echo: &mut Map<String, Value>) -> Result<Tools, ApiError> {
-    let items = fields.list("tools")?.unwrap_or_default();
-    echo.insert("tools".into(), items.clone().into());
-    let mut list = ToolList::default();
-    for (at, item) in items.into_iter().enumerate() {
-        let place = format!("tools[{at}]");
-        list.push(&place, read_tool(&place, item)?)?;
+/// How calls of the offered tools are spelled in an answer, by the name that the model uses.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Spellings(HashMap<String, Spelling>);
+
+/// A tool whose name in this API isn't all there is to say of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Spelling {
+    pub(super) namespace: Option<String>,
+    pub(super) name: String,
+    /// It takes a text, and no arguments.
+    pub(super) is_custom: bool,
+}
+
+impl Spellings {
+    /// That of the tool that the model calls so, offered or not.
+    pub(super) fn of(&self, name: &str) -> Spelling {
+        let plain = || Spelling { namespace: None, name: name.to_owned(), is_custom: false };
+        self.0.get(name).cloned().unwrap_or_else(plain)
     }
+}
+
+impl FromIterator<(String, Spelling)> for Spellings {
+    fn from_iter<T: IntoIterator<Item = (String, Spelling)>>(spellings: T) -> Self {
+        Self(spellings.into_iter().collect())
+    }
+}
+
+/// Takes `tools`, `tool_choice` and `parallel_tool_calls`, which every response repeats: of the tools those that are
+/// in force, as they are.
+pub(super) fn read(
+    fields: &mut Fields,
+    echo: &mut Map<String, Value>,
+) -> Result<(Tools, Spellings), ApiError> {
+    let mut reader = Reader::default();
+    for (at, item) in fields.list("tools")?.unwrap_or_default().into_iter().enumerate() {
+        reader.tool(&format!("tools[{at}]"), item)?;
+    }
+    echo.insert("tools".into(), reader.in_force.into());
     let choice = fields.take("tool_choice").unwrap_or_else(|| "auto".into());
     echo.insert("tool_choice".into(), choice.clone());
     let choice = read_choice(choice)?;
     let parallel = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
     echo.insert("parallel_tool_calls".into(), parallel.into());
     let field = if matches!(choice, ToolChoice::Named(_)) { "tool_choice.name" } else { "tool_choice" };
-    Tools::new(list, choice, parallel, field)
+    Ok((Tools::new(reader.list, choice, parallel, field)?, Spellings(reader.spellings)))
 }
 
-fn read_tool(place: &str, item: Value) -> Result<Tool, ApiError> {
-    let mut fields = Fields::nested(place, item)?;
-    let kind = fields.required_string("type", "it is \"function\"")?;
-    if kind != "function" {
-        let name = format!("{}: {kind}", fields.name("type"));
-        let reason = match kind.as_str() {
-            "custom" => "the model calls tools with JSON arguments: describe it as a function",
-            _ => "no tools run on this server: describe it as a function and run it yourself",
-        };
-        return Err(ApiError::Unsupported { name, reason });
+/// The name by which the model calls a tool of a namespace.
+pub(super) fn joined_name(namespace: Option<&str>, name: &str) -> String {
+    match namespace {
+        None | Some("") => name.to_owned(),
+        // Names of MCP servers end so.
+        Some(namespace) if namespace.ends_with(SEPARATOR) => format!("{namespace}{name}"),
+        Some(namespace) => format!("{namespace}{SEPARATOR}{name}"),
     }
-    fields
-        .refuse_unless("defer_loading", "the model sees all tools", |value| *value == Value::Bool(false))?;
-    let tool = Tool {
-        name: fields.required_string("name", "it is how the model calls the function")?,
-        description: fields.string("description")?,
-        parameters: read_schema(&mut fields, "parameters")?,
-        strict: fields.boolean("strict")?.unwrap_or(false),
+}
+
+#[derive(Default)]
+struct Reader {
+    list: ToolList,
+    spellings: HashMap<String, Spelling>,
+    in_force: Vec<Value>,
+}
+
+impl Reader {
+    fn tool(&mut self, place: &str, item: Value) -> Result<(), ApiError> {
+        let echo = item.clone();
+        let mut fields = Fields::nested(place, item)?;
+        let kind = fields.required_string("type", "it is \"function\"")?;
+        match kind.as_str() {
+            "function" | "custom" => {
+                let echo = self.one(place, fields, echo, &kind, None)?;
+                self.in_force.push(echo);
+                Ok(())
+            }
+            "namespace" => self.namespace(place, fields, echo),
+            _ if is_left_out(&kind) => Ok(()),
+            _ => Err(refused_kind(&fields, &kind)),
+        }
+    }
+
+    /// A tool that the client runs. Gives back what of it is in force.
+    fn one(
+        &mut self,
+        place: &str,
+        mut fields: Fields,
+        mut echo: Value,
+        kind: &str,
+        namespace: Option<&Namespace>,
+    ) -> Result<Value, ApiError> {
+        let name = fields.required_string("name", "it is how the model calls the tool")?;
+        check_name(&fields.name("name"), &name)?;
+        let description = fields.string("description")?;
+        // It is there from the beginning, which is sooner than it has to be.
+        fields.boolean("defer_loading")?;
+        fields.refuse_unless("allowed_callers", "no code runs on this server", |value| {
+            *value == json!(["direct"])
+        })?;
+        let is_custom = kind == "custom";
+        let mut tool = if is_custom {
+            let format = read_custom_format(&mut fields)?;
+            echo["format"] = json!({"type": "text"});
+            custom_tool(name, description, format)
+        } else {
+            // What comes back is no business of the model's until it comes.
+            fields.object("output_schema")?;
+            let parameters = read_schema(&mut fields, "parameters")?;
+            Tool { name, description, parameters, strict: fields.boolean("strict")?.unwrap_or(false) }
+        };
+        fields.finish()?;
+        let spelling = Spelling {
+            namespace: namespace.map(|namespace| namespace.name.clone()),
+            name: tool.name.clone(),
+            is_custom,
+        };
+        if let Some(namespace) = namespace {
+            namespace.include(&mut tool);
+        }
+        let joined = tool.name.clone();
+        self.list.push_named(place, tool)?;
+        if is_custom || namespace.is_some() {
+            self.spellings.insert(joined, spelling);
+        }
+        Ok(echo)
+    }
+
+    fn namespace(&mut self, place: &str, mut fields: Fields, mut echo: Value) -> Result<(), ApiError> {
+        let name = fields.required_string("name", "calls of its tools have it")?;
+        check_name(&fields.name("name"), &name)?;
+        let mut namespace = Namespace { name, introduction: fields.string("description")? };
+        let tools = fields.list("tools")?.unwrap_or_default();
+        fields.finish()?;
+        let mut in_force = Vec::with_capacity(tools.len());
+        for (at, item) in tools.into_iter().enumerate() {
+            let place = format!("{place}.tools[{at}]");
+            let echo = item.clone();
+            let mut fields = Fields::nested(&place, item)?;
+            let kind = fields.required_string("type", "it is \"function\" or \"custom\"")?;
+            if !matches!(kind.as_str(), "function" | "custom") {
+                let name = fields.name("type");
+                return Err(wrong(&name, &kind.into(), "\"function\" or \"custom\" within a namespace"));
+            }
+            in_force.push(self.one(&place, fields, echo, &kind, Some(&namespace))?);
+            namespace.introduction = None;
+        }
+        if !in_force.is_empty() {
+            echo["tools"] = in_force.into();
+            self.in_force.push(echo);
+        }
+        Ok(())
+    }
+}
+
+/// Whose tool it is.
+struct Namespace {
+    name: String,
+    /// What the namespace says of itself, which the model reads with its first tool.
+    introduction: Option<String>,
+}
+
+impl Namespace {
+    fn include(&self, tool: &mut Tool) {
+        tool.name = joined_name(Some(&self.name), &tool.name);
+        if let Some(introduction) = &self.introduction {
+            let own = tool.description.take().unwrap_or_default();
+            tool.description = Some(format!("{}: {introduction}\n\n{own}", self.name).trim_end().to_owned());
+        }
+    }
+}
+
+/// The function that stands for a tool that takes a text.
+fn custom_tool(name: String, description: Option<String>, format: Option<String>) -> Tool {
+    let description = match (description, format) {
+        (description, None) => description,
+        (None, Some(format)) => Some(format),
+        (Some(description), Some(format)) => Some(format!("{description}\n\n{format}")),
     };
-    fields.finish()?;
-    Ok(tool)
+    let text = json!({"type": "string", "description": "The whole input of the tool, as it is."});
+    let parameters = json!({
+        "type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": false,
+    });
+    Tool { name, description, parameters, strict: false }
+}
+
+/// A grammar of the tool's text as words for the model: within JSON, no grammar can hold it.
+fn read_custom_format(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    let place = fields.name("format");
+    let Some(format) = fields.take("format") else { return Ok(None) };
+    let mut inner = Fields::nested(&place, format)?;
+    let kind = inner.required_string("type", "it is \"text\" or \"grammar\"")?;
+    let words = match kind.as_str() {
+        "text" => None,
+        "grammar" => {
+            let syntax = inner.required_string("syntax", "it is \"lark\" or \"regex\"")?;
+            if !matches!(syntax.as_str(), "lark" | "regex") {
+                return Err(wrong(&inner.name("syntax"), &syntax.into(), "\"lark\" or \"regex\""));
+            }
+            let definition = inner.required_string("definition", "send the grammar itself")?;
+            Some(format!("The input follows this grammar ({syntax}):\n{definition}"))
+        }
+        _ => return Err(wrong(&inner.name("type"), &kind.into(), "\"text\" or \"grammar\"")),
+    };
+    inner.finish()?;
+    Ok(words)
+}
+
+/// Tools of other servers that agents declare with every request, whether the model wants them or not. Without them
+/// an answer is what it would be from a model that doesn't use them.
+fn is_left_out(kind: &str) -> bool {
+    kind.starts_with("web_search") || matches!(kind, "image_generation" | "tool_search")
+}
+
+/// Tools that say what the answer is to be made from, or that aren't this server's to run.
+fn refused_kind(fields: &Fields, kind: &str) -> ApiError {
+    ApiError::Unsupported {
+        name: format!("{}: {kind}", fields.name("type")),
+        reason: "no tools run on this server: describe it as a function and run it yourself",
+    }
 }
 
 fn read_choice(choice: Value) -> Result<ToolChoice, ApiError> {
@@ -63,13 +247,16 @@ fn read_choice(choice: Value) -> Result<ToolChoice, ApiError> {
 
 fn read_named(choice: Value) -> Result<ToolChoice, ApiError> {
     let mut fields = Fields::nested("tool_choice", choice)?;
-    let kind = fields.required_string("type", "it is \"function\"")?;
-    if kind != "function" {
-        return Err(wrong("tool_choice.type", &kind.into(), "\"function\""));
+    let kind = fields.required_string("type", "it is \"function\" or \"custom\"")?;
+    if !matches!(kind.as_str(), "function" | "custom") {
+        return Err(wrong("tool_choice.type", &kind.into(), "\"function\" or \"custom\""));
     }
     let name = fields.required_string("name", "name one of the tools")?;
+    let namespace = fields.string("namespace")?;
     fields.finish()?;
-    Ok(ToolChoice::Named(name))
+    Ok(ToolChoice::Named(joined_name(namespace.as_deref(), &name)))
 }
 
 const CHOICES: &str = "\"none\", \"auto\", \"required\" or {\"type\": \"function\", \"name\": ..}";
+/// Between the name of a namespace and that of its tool.
+const SEPARATOR: &str = "__";

@@ -325,3 +325,20 @@ async fn thinking_is_the_templates_switch_and_hides_what_was_not_asked_for() {
     assert_eq!(response.status, 200, "{}", response.text());
     assert!(prompt(&site, 5).ends_with("</think>\n\n"));
 }
+
+/// Effort and thinking are two things in this API: clients send both always.
+#[tokio::test]
+async fn effort_does_not_switch_on_what_thinking_switched_off() {
+    let site = Site::start_model(says("ok"), tool_model(), |_| {}).await;
+    let end = async |thinking: Value, effort: &str| {
+        let fields = json!({"tools": [], "thinking": thinking, "output_config": {"effort": effort}});
+        let found = site.post(MESSAGES, &messages(fields)).await;
+        assert_eq!(found.status, 200, "{}", found.text());
+        prompt(&site, site.fake.taken_now() - 1).rsplit("assistant\n").next().unwrap().to_owned()
+    };
+    let (on, off) = ("<think>\n", "<think>\n\n</think>\n\n");
+    assert_eq!(end(json!({"type": "disabled"}), "high").await, off);
+    assert_eq!(end(json!({"type": "adaptive"}), "low").await, on);
+    assert_eq!(end(Value::Null, "high").await, on);
+    assert_eq!(end(Value::Null, "minimal").await, off);
+}

@@ -314,7 +314,6 @@ async fn thinking_is_refused_where_the_template_knows_no_variable_for_it() {
         &[
             (json!({"reasoning_effort": "some"}), "reasoning_effort", &["\"some\"", "xhigh"]),
             (json!({"reasoning_effort": 5}), "reasoning_effort", &["a string"]),
-            (json!({"reasoning_effort": "high"}), "reasoning_effort", &["only whether"]),
             (json!({"thinking": true}), "thinking", &["an object"]),
             (json!({"thinking": {}}), "thinking.type", &["missing"]),
             (json!({"thinking": {"type": "adaptive"}}), "thinking.type", &["\"adaptive\""]),
@@ -327,6 +326,11 @@ async fn thinking_is_refused_where_the_template_knows_no_variable_for_it() {
                 json!({"thinking": {"type": "enabled"}, "reasoning_effort": "none"}),
                 "reasoning_effort",
                 &["true, which another field"],
+            ),
+            (
+                json!({"thinking": {"type": "disabled"}, "reasoning_effort": "high"}),
+                "reasoning_effort",
+                &["false, which another field"],
             ),
             (json!({"include_reasoning": "no"}), "include_reasoning", &["true or false"]),
             (json!({"separate_reasoning": false}), "separate_reasoning", &["not supported"]),

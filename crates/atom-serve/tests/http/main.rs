@@ -11,6 +11,7 @@ mod api_table;
 mod bad_input;
 mod bad_tools;
 mod client;
+mod codex;
 mod constraints;
 mod cors;
 mod equality;

@@ -405,7 +405,15 @@ async fn what_the_server_cannot_do_is_refused_by_name() {
             json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}),
             &["budget_tokens", "less than max_tokens, which is 100"],
         ),
-        (json!({"thinking": {"type": "adaptive", "display": "omitted"}}), &["thinking.display"]),
+        (json!({"thinking": {"type": "adaptive", "display": "loud"}}), &["thinking.display", "omitted"]),
+        (json!({"output_format": {"type": "yaml"}}), &["output_format.type", "\"yaml\""]),
+        (
+            json!({
+                "output_format": {"type": "json_schema", "schema": {}},
+                "output_config": {"format": {"type": "json_schema", "schema": {}}},
+            }),
+            &["output_format", "beside"],
+        ),
         (json!({"system": 5}), &["system", "a string or a list"]),
         (json!({"system": [{"type": "image"}]}), &["system[0].type: image", "no images"]),
         (json!({"cache_control": {"type": "forever"}}), &["cache_control.type"]),

@@ -139,8 +139,15 @@ async fn a_format_reaches_the_engine_as_a_grammar_from_both_younger_apis() {
     });
     let found = site.post("/v1/messages", &body).await;
     assert_eq!(found.status, 200, "{}", found.text());
-    let held: Vec<bool> = (0..3).map(|at| site.fake.request(at).grammar.is_some()).collect();
-    assert_eq!(held, [true, false, true]);
+    // As clients of the first structured outputs send it.
+    let body = json!({
+        "max_tokens": 9, "messages": [{"role": "user", "content": "x"}],
+        "output_format": {"type": "json_schema", "schema": schema},
+    });
+    let found = site.post("/v1/messages", &body).await;
+    assert_eq!(found.status, 200, "{}", found.text());
+    let held: Vec<bool> = (0..4).map(|at| site.fake.request(at).grammar.is_some()).collect();
+    assert_eq!(held, [true, false, true, true]);
 }
 
 #[tokio::test]
@@ -200,7 +207,8 @@ async fn what_is_not_kept_or_not_built_is_refused_by_name() {
         ),
         (json!({"text": {"format": {"type": "yaml"}}}), "text.format.type", &["\"yaml\""]),
         (json!({"text": {"verbosity": "high"}}), "text.verbosity", &[]),
-        (json!({"reasoning": {"summary": "detailed"}}), "reasoning.summary", &["itself is in the answer"]),
+        (json!({"reasoning": {"summary": "long"}}), "reasoning.summary", &["\"long\"", "concise"]),
+        (json!({"reasoning": {"context": "all_turns"}}), "reasoning.context", &["chat template"]),
         (json!({"reasoning": {"effort": "huge"}}), "reasoning.effort", &["low"]),
         (json!({"temperature": 3}), "temperature", &["from 0 to 2"]),
         (json!({"max_output_tokens": 0}), "max_output_tokens", &["is 0"]),
@@ -216,11 +224,15 @@ async fn what_is_not_kept_or_not_built_is_refused_by_name() {
             &["no item is kept"],
         ),
         (
-            item(json!({"type": "web_search_call", "id": "ws_1"})),
-            "input[0].type: web_search_call",
+            item(json!({"type": "file_search_call", "id": "fs_1"})),
+            "input[0].type: file_search_call",
             &["no tools run"],
         ),
-        (item(json!({"type": "custom_tool_call"})), "input[0].type: custom_tool_call", &["functions"]),
+        (
+            item(json!({"type": "custom_tool_call", "call_id": "c", "name": "f"})),
+            "input[0].input",
+            &["missing"],
+        ),
         (item(json!({"type": "poem"})), "input[0].type", &["\"poem\""]),
         (item(json!({"role": "king", "content": "x"})), "input[0].role", &["\"king\""]),
         (item(json!({"role": "user"})), "input[0].content", &["missing"]),
@@ -245,8 +257,29 @@ async fn what_is_not_kept_or_not_built_is_refused_by_name() {
             &["no files"],
         ),
         (part(json!({"type": "input_text"})), "input[0].content[0].text", &["missing"]),
-        (json!({"tools": [{"type": "web_search"}]}), "tools[0].type: web_search", &["no tools run"]),
-        (json!({"tools": [{"type": "custom", "name": "x"}]}), "tools[0].type: custom", &["as a function"]),
+        (json!({"tools": [{"type": "file_search"}]}), "tools[0].type: file_search", &["no tools run"]),
+        (json!({"tools": [{"type": "mcp"}]}), "tools[0].type: mcp", &["run it yourself"]),
+        (
+            json!({"tools": [{"type": "custom", "name": "x", "format": {"type": "grammar", "syntax": "gbnf"}}]}),
+            "tools[0].format.syntax",
+            &["\"gbnf\"", "lark"],
+        ),
+        (
+            json!({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "web_search"}]}]}),
+            "tools[0].tools[0].type",
+            &["within a namespace"],
+        ),
+        (json!({"tools": [{"type": "namespace", "name": "a b"}]}), "tools[0].name", &["\"a b\""]),
+        (
+            json!({"tools": [{"type": "web_search"}], "tool_choice": "required"}),
+            "tool_choice",
+            &["without 'tools'"],
+        ),
+        (
+            json!({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}),
+            "tool_choice.type",
+            &["\"web_search\""],
+        ),
         (json!({"tools": [{"type": "function"}]}), "tools[0].name", &["missing"]),
         (json!({"tool_choice": "maybe"}), "tool_choice", &["\"maybe\""]),
         (json!({"tool_choice": {"type": "function", "name": "f"}}), "tool_choice.name", &["\"f\""]),

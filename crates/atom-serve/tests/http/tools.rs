@@ -291,6 +291,8 @@ async fn an_answer_begins_where_the_prompt_left_the_model() {
         json!({"thinking": {"type": "enabled"}}),
         json!({"chat_template_kwargs": {"enable_thinking": true}}),
         json!({"chat_template_kwargs": {"enable_thinking": true}, "thinking": {"type": "enabled"}}),
+        json!({"reasoning_effort": "low"}),
+        json!({"reasoning_effort": "max", "thinking": {"type": "enabled"}}),
     ] {
         assert_eq!(ask(on).await, thought);
         assert!(prompt(&site, site.fake.taken_now() - 1).ends_with("assistant\n<think>\n"));
@@ -298,6 +300,7 @@ async fn an_answer_begins_where_the_prompt_left_the_model() {
     for off in [
         json!({"thinking": {"type": "disabled"}}),
         json!({"reasoning_effort": "none"}),
+        json!({"reasoning_effort": "minimal"}),
         json!({"chat_template_kwargs": {"enable_thinking": false}}),
     ] {
         let message = ask(off).await;
@@ -317,14 +320,21 @@ async fn an_answer_begins_where_the_prompt_left_the_model() {
 
 #[tokio::test]
 async fn effort_is_the_templates_word_where_it_reads_one() {
-    let template = "{{ messages[0].content }} {{ reasoning_effort | default('medium') }}";
+    let template =
+        "{{ messages[0].content }} {{ reasoning_effort | default('medium') }} {{ thinking | default('-') }}";
     let dialect = Dialect { reasoning: Some(ReasoningFormat::Think), tools: None };
     let text = text_model_with(template, dialect, &MARKERS);
     let tokenizer = text.tokenizer.clone();
     let site = Site::start_model(|request| answer(request, &bytes("ok")), text, |_| {}).await;
-    for (at, (extra, expected)) in
-        [(json!({}), "hi medium"), (json!({"reasoning_effort": "high"}), "hi high")].into_iter().enumerate()
-    {
+    // A template with a switch too may leave it off by itself: to think much is to think.
+    let cases = [
+        (json!({}), "hi medium -"),
+        (json!({"reasoning_effort": "high"}), "hi high True"),
+        (json!({"reasoning_effort": "minimal"}), "hi minimal -"),
+        (json!({"reasoning_effort": "none"}), "hi medium False"),
+        (json!({"reasoning_effort": "high", "thinking": {"type": "disabled"}}), "hi high False"),
+    ];
+    for (at, (extra, expected)) in cases.into_iter().enumerate() {
         let mut body = chat(extra);
         body.as_object_mut().unwrap().remove("tools");
         assert_eq!(site.post(CHAT, &body).await.status, 200);

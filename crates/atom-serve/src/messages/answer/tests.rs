@@ -89,7 +89,12 @@ fn any_stream_is_well_formed_and_says_what_the_whole_answer_says() {
             Finish::Length,
         ]);
         let hides = draws.below(3) == 0;
-        let thinking = || if hides { Thinking::Hidden(String::new()) } else { Thinking::Shown };
+        let omits = draws.below(4) == 0;
+        let thinking = || match (hides, omits) {
+            (true, _) => Thinking::Hidden(String::new()),
+            (false, true) => Thinking::Omitted,
+            (false, false) => Thinking::Shown,
+        };
         let expected = shape(thinking()).whole(&[whole(&parts, finish)], &USAGE);
         let pieces = draws.pieces(&parts, finish);
         let found = assemble(&stream(&mut shape(thinking()), &pieces, &USAGE));
@@ -188,6 +193,19 @@ fn arguments_that_were_cut_off_are_none() {
     let found = answer(&call(0, "{\"path\": \"/"), Finish::Length);
     assert_eq!(found["content"][0]["input"], json!({}));
     assert_eq!(found["stop_reason"], "max_tokens");
+}
+
+/// As the API does it: the block is there and signed, and its text is empty.
+#[test]
+fn omitted_thoughts_are_empty_blocks_that_can_be_sent_back() {
+    let parts = [thought("hm"), thought("so"), AnswerPart::Content("text".into())];
+    let found = shape(Thinking::Omitted).whole(&[whole(&parts, Finish::Stop)], &USAGE);
+    let signature = found["content"][0]["signature"].as_str().unwrap();
+    assert!(crate::messages::signature::is_believable(signature, ""), "{signature}");
+    assert_eq!(found["content"][0], json!({"type": "thinking", "thinking": "", "signature": signature}));
+    assert_eq!(kinds(&found), ["thinking", "text"]);
+    let alone = shape(Thinking::Omitted).whole(&[whole(&parts[..2], Finish::Length)], &USAGE);
+    assert_eq!(kinds(&alone), ["thinking"]);
 }
 
 #[test]
