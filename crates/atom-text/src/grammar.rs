@@ -14,7 +14,7 @@ mod vocabulary;
 
 pub(crate) use schema::check as check_schema;
 pub use source::{GrammarSource, StructuralTag, StructuralTags};
-pub(crate) use source::{regex_literal, with_options};
+pub(crate) use source::{between_slashes, regex_literal, with_options};
 pub use vocabulary::GrammarVocabulary;
 
 use atom_base::TokenId;

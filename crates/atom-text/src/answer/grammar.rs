@@ -2,13 +2,15 @@
 //!
 //! The text is Lark as llguidance reads it (`docs/syntax.md` of guidance-ai/llguidance): JSON schemas stand
 //! inline as `%json {..}`, special tokens by name as `<|name|>` or by number as `<[7]>`, and text up to a
-//! marker is a rule with that marker as its `suffix`, or a lazy one.
+//! marker is a lazy rule with that marker at its end.
 
-use super::{AnswerStart, Dialect, ReasoningFormat, Tool, ToolFormat};
+use super::{AnswerStart, Dialect, ReasoningFormat, Tool, ToolFormat, harmony};
 use crate::grammar::{GrammarSource, check_schema, regex_literal, with_options};
 use crate::{TextError, Tokenizer};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
+mod references;
+mod strings;
 mod tags;
 
 /// The calls that an answer may make.
@@ -83,32 +85,41 @@ impl Dialect {
             Instead::Format(GrammarSource::Regex(_) | GrammarSource::Choice(_))
                 if start == AnswerStart::Content && !self.is_harmony() =>
             {
-                String::new()
+                Thought::default()
             }
-            _ => self.thought(start, &mut lark),
+            _ => self.thought(start, calls, &mut lark),
         };
-        let mut options = Vec::new();
+        let (mut options, mut unclosed, mut preamble) = (Vec::new(), String::new(), String::new());
         if let Some(answer) = answer {
             options.push(self.said(&answer, &mut lark));
         }
         if let Some(calls) = calls {
             for tool in calls.tools {
-                let checked =
-                    check_schema(&tool.parameters).and_then(|()| check_references(&tool.parameters));
-                checked.map_err(|reason| TextError::Grammar {
+                check_schema(&tool.parameters).map_err(|reason| TextError::Grammar {
                     kind: "JSON schema",
                     reason: format!("parameters of {:?}: {reason}", tool.name),
                 })?;
             }
             let is_text = matches!(instead, Instead::Text);
-            options.extend(self.calls(calls, is_text, &mut lark));
+            let Options { whole, rest } = self.calls(calls, is_text, &mut lark);
+            options.extend(whole);
+            if self.calls_end_thoughts() && !thought.whole.is_empty() {
+                let (_, close) = ReasoningFormat::KimiK2.tags().unwrap_or_default();
+                let others = other_openings(calls.format).chain([close]);
+                let none: Vec<String> = holding(others).into_iter().collect();
+                let thinking = lark.until("thinking_on", Frame::of(calls.format).opening, &[], &none);
+                unclosed = spaced(&[" |".into(), thought.open.clone(), thinking, rest]);
+            }
+            if self.is_harmony() && is_text {
+                preamble = lark.preamble() + "*";
+            }
         }
         let all = match &options[..] {
             [one] => one.clone(),
             _ => format!("({})", options.join(" | ")),
         };
-        let space = if thought.is_empty() { "" } else { " " };
-        let mut text = format!("start: {thought}{space}{all}\n");
+        let whole = spaced(&[thought.whole, preamble, all]);
+        let mut text = format!("start: {whole}{unclosed}\n");
         for (name, body) in &lark.rules {
             text.push_str(&format!("{name}: {body}\n"));
         }
@@ -119,25 +130,37 @@ impl Dialect {
         self.reasoning == Some(ReasoningFormat::Harmony) || self.tools == Some(ToolFormat::Harmony)
     }
 
-    /// What may come before everything else.
-    fn thought(&self, start: AnswerStart, lark: &mut Lark<'_>) -> String {
+    /// What may come before everything else: what opens a thought, and the whole of one.
+    fn thought(&self, start: AnswerStart, calls: Option<Calls<'_>>, lark: &mut Lark<'_>) -> Thought {
         let tags = self.reasoning.and_then(|reasoning| reasoning.tags());
-        let (open, close, after) = match tags {
+        let (open, close, after, none) = match tags {
             _ if self.is_harmony() => (
                 lark.markers(&["<|channel|>", "analysis", "<|message|>"]),
                 "<|end|>",
                 lark.markers(&["<|start|>", "assistant"]),
+                other_ends("<|end|>"),
             ),
             // Some templates leave a line break in front of the tag to the model, and one or two behind.
-            Some((open, close)) => (lark.behind_blanks(open), close, "/\\n{1,2}/?".to_owned()),
-            None => return String::new(),
+            Some((open, close)) => {
+                let calls = calls.filter(|_| self.calls_end_thoughts());
+                let openings = calls.map_or(&[][..], |calls| calls.format.openings());
+                let none = holding(openings.iter().copied()).into_iter().collect();
+                (lark.behind_blanks(open), close, "/\\n{1,2}/?".to_owned(), none)
+            }
+            None => return Thought::default(),
         };
-        let rest = lark.until("thinking", close);
-        let (rest, optional) = match start {
-            AnswerStart::Content => (format!("{open} {rest}"), "?"),
-            AnswerStart::Reasoning => (rest, ""),
+        let rest = lark.until("thinking", &[close], &[], &none);
+        let (open, optional) = match start {
+            AnswerStart::Content => (open, "?"),
+            AnswerStart::Reasoning => (String::new(), ""),
         };
-        lark.rule("thought", &format!("{rest} {after}")) + optional
+        let whole = lark.rule("thought", &spaced(&[open.clone(), rest, after])) + optional;
+        Thought { open, whole }
+    }
+
+    /// Kimi calls tools in the middle of its thoughts, which end so.
+    fn calls_end_thoughts(&self) -> bool {
+        self.reasoning == Some(ReasoningFormat::KimiK2)
     }
 
     /// A text for the reader.
@@ -149,7 +172,7 @@ impl Dialect {
     }
 
     /// Calls, and any text before or instead of them if `is_text`.
-    fn calls(&self, calls: Calls<'_>, is_text: bool, lark: &mut Lark<'_>) -> Vec<String> {
+    fn calls(&self, calls: Calls<'_>, is_text: bool, lark: &mut Lark<'_>) -> Options {
         let Calls { format, tools, parallel } = calls;
         let bodies: Vec<String> = tools
             .iter()
@@ -173,28 +196,29 @@ impl Dialect {
         let rest = [lark.markers(frame.open), "call".into(), many, lark.markers(frame.close)];
         let rest = spaced(&rest);
         if !is_text {
-            return vec![spaced(&[opening, rest])];
+            return Options { whole: vec![spaced(&[opening, rest.clone()])], rest };
         }
-        match format {
-            ToolFormat::Harmony => vec![self.said(ANY_TEXT, lark), spaced(&[opening, rest])],
+        let whole = match format {
+            ToolFormat::Harmony => {
+                lark.rules.push(("TEXT".into(), and_not("/(?s:.*)/", &other_ends(""))));
+                vec![self.said("TEXT", lark), spaced(&[opening, rest.clone()])]
+            }
             ToolFormat::Llama3Json => {
                 let thought = self.thought_at_first();
-                vec![rest, lark.other_than_objects(format, thought)]
+                vec![rest.clone(), lark.other_than_objects(format, thought)]
             }
             _ => {
                 let without = self.excluded(format);
-                let (before, after) = lark.up_to(frame.opening, &without);
-                vec![lark.without(frame.opening, &without), spaced(&[before, after, rest])]
+                let before = lark.until("before", frame.opening, &[], &without);
+                vec![lark.without(frame.opening, &without), spaced(&[before, rest.clone()])]
             }
-        }
+        };
+        Options { whole, rest }
     }
 
     /// As patterns: what text may not hold that stands before calls or instead of them.
     fn excluded(&self, format: ToolFormat) -> Vec<String> {
-        let opening = Frame::of(format).opening.concat();
-        let others = format.openings().iter().filter(|other| **other != opening);
-        let mut without: Vec<String> =
-            others.map(|other| format!("(?s:.*){}(?s:.*)", regex_literal(other))).collect();
+        let mut without: Vec<String> = holding(other_openings(format)).into_iter().collect();
         // In a thought calls are none.
         without.extend(self.thought_at_first());
         without
@@ -205,6 +229,32 @@ impl Dialect {
         let tags = self.reasoning.and_then(|reasoning| reasoning.tags());
         tags.map(|(open, _)| at_first(open))
     }
+}
+
+/// What may come first.
+#[derive(Default)]
+struct Thought {
+    /// What opens it; nothing where the prompt has done so.
+    open: String,
+    whole: String,
+}
+
+/// Answers that call, or don't.
+struct Options {
+    whole: Vec<String>,
+    /// Calls, from behind their opening on.
+    rest: String,
+}
+
+/// What opens calls beside what the grammar writes.
+fn other_openings(format: ToolFormat) -> impl Iterator<Item = &'static str> {
+    let opening = Frame::of(format).opening.concat();
+    format.openings().iter().copied().filter(move |other| *other != opening)
+}
+
+/// A pattern of text with what ends a message of Harmony, but for this end.
+fn other_ends(end: &str) -> Vec<String> {
+    holding(harmony::ENDS.iter().copied().filter(|other| *other != end)).into_iter().collect()
 }
 
 /// What stands around and between the calls of a format. At one place, no text may be the beginning of
@@ -274,43 +324,54 @@ impl Lark<'_> {
         texts.iter().filter(|text| !text.is_empty()).map(one).collect::<Vec<_>>().join(" ")
     }
 
-    /// Any text up to a marker, and the marker.
-    fn until(&mut self, name: &str, marker: &str) -> String {
-        match (self.special)(marker) {
-            Some(token) => self.rule(name, &format!("{ANY_TEXT} {token}")),
-            None => self.rule(&format!("{name}[suffix={}]", self.text(marker)), ANY_TEXT),
+    /// Any text up to a closing that is made of these parts, and the closing. The text doesn't hold it, spelled with
+    /// ordinary tokens either, for that would be read as what it looks like. All of it up to the first special token of
+    /// the closing matches each of `all`, as patterns of what stands before the closing, and none of `none`.
+    fn until(&mut self, name: &str, closing: &[&str], all: &[String], none: &[String]) -> String {
+        let at = closing.iter().position(|part| (self.special)(part).is_some()).unwrap_or(closing.len());
+        let (text, tokens) = closing.split_at(at);
+        let (text, spelled) = (regex_literal(&text.concat()), regex_literal(&closing.concat()));
+        let mut terminal = format!("/(?s:.*){text}/");
+        for pattern in all {
+            terminal.push_str(&format!(" & /({pattern}){text}/"));
         }
-    }
-
-    /// Any text up to an opening that is made of these parts, and what of the opening comes behind it; nothing that
-    /// matches `without`.
-    fn up_to(&mut self, opening: &[&str], without: &[String]) -> (String, String) {
-        let at = opening.iter().position(|part| (self.special)(part).is_some()).unwrap_or(opening.len());
-        let (text, rest) = opening.split_at(at);
-        let pattern = format!("/(?s:.*){}/", regex_literal(&text.concat()));
-        self.rules.push(("BEFORE".into(), and_not(&pattern, without)));
+        let mut none = none.to_vec();
+        match (tokens.is_empty(), all.is_empty()) {
+            // The first one ends the text, whatever else is asked of it.
+            (true, true) => {}
+            (true, false) => none.push(format!("(?s:.*){spelled}(?s:.+)")),
+            (false, _) => none.push(format!("(?s:.*){spelled}(?s:.*)")),
+        }
+        let terminal_name = name.to_uppercase();
+        self.rules.push((terminal_name.clone(), and_not(&terminal, &none)));
         // Up to a text it is lazy; up to a token it can't be too long.
-        let name = if rest.is_empty() { "before[lazy]" } else { "before" };
-        (self.rule(name, "BEFORE"), self.markers(rest))
+        let rule = if tokens.is_empty() { format!("{name}[lazy]") } else { name.to_owned() };
+        let rule = self.rule(&rule, &terminal_name);
+        spaced(&[rule, self.markers(tokens)])
     }
 
-    /// Any text without such an opening.
+    /// Any text without such an opening, spelled or not.
     fn without(&mut self, opening: &[&str], without: &[String]) -> String {
         let mut without = without.to_vec();
-        if opening.iter().all(|part| (self.special)(part).is_none()) {
-            without.push(format!("(?s:.*){}(?s:.*)", regex_literal(&opening.concat())));
-        }
+        without.extend(holding([opening.concat().as_str()]));
         self.rules.push(("TEXT".into(), and_not("/(?s:.*)/", &without)));
         self.rule("text", "TEXT")
     }
 
     /// Any text that begins with no object, where such a one is a call.
     fn other_than_objects(&mut self, format: ToolFormat, thought: Option<String>) -> String {
-        let tags = format.openings().iter().map(|tag| format!("(?s:.*){}(?s:.*)", regex_literal(tag)));
-        let tags = tags.chain(thought);
+        let tags = holding(format.openings().iter().copied()).into_iter().chain(thought);
         let pattern = "/[ \\n\\r\\t]*([^{ \\n\\r\\t](?s:.*))?/";
         self.rules.push(("TEXT".into(), and_not(pattern, &tags.collect::<Vec<_>>())));
         self.rule("text", "TEXT")
+    }
+
+    /// What the model says to the reader before it calls.
+    fn preamble(&mut self) -> String {
+        let head = self.markers(&["<|channel|>", "commentary", "<|message|>"]);
+        let said = self.until("said", &["<|end|>"], &[], &other_ends("<|end|>"));
+        let next = self.markers(&["<|start|>", "assistant"]);
+        self.rule("preamble", &spaced(&[head, said, next]))
     }
 
     /// A tag, and the blanks that may stand before it.
@@ -382,19 +443,27 @@ fn schema_of(tool: &Tool) -> Value {
 
 /// The schema of an object with the name and the arguments.
 fn object_of(tool: &Tool, key: &str) -> Value {
-    let mut arguments = schema_of(tool);
-    let definitions = take_definitions(&mut arguments);
+    let (mut arguments, definitions) = references::moved(schema_of(tool));
+    for word in definitions.keys() {
+        arguments.as_object_mut().and_then(|members| members.remove(word));
+    }
     let object = json!({
         "type": "object",
         "properties": {"name": {"const": tool.name}, key: arguments},
         "required": ["name", key],
         "additionalProperties": false,
     });
-    with_definitions(object, definitions)
+    references::with_definitions(object, definitions)
 }
 
 fn spaced(parts: &[String]) -> String {
     parts.iter().filter(|part| !part.is_empty()).cloned().collect::<Vec<_>>().join(" ")
+}
+
+/// A pattern of text that holds one of these markers; none where there are none.
+fn holding<'a>(markers: impl IntoIterator<Item = &'a str>) -> Option<String> {
+    let markers: Vec<String> = markers.into_iter().map(regex_literal).collect();
+    (!markers.is_empty()).then(|| format!("(?s:.*)({})(?s:.*)", markers.join("|")))
 }
 
 /// A pattern of text that begins with `marker`, but for blanks.
@@ -402,45 +471,13 @@ fn at_first(marker: &str) -> String {
     format!("[ \\n\\r\\t]*{}(?s:.*)", regex_literal(marker))
 }
 
-/// Schemas of arguments stand within others, so only what their definitions hold can be referred to.
-fn check_references(schema: &Value) -> Result<(), String> {
-    match schema {
-        Value::Array(items) => items.iter().try_for_each(check_references),
-        Value::Object(members) => {
-            let reference = members.get("$ref").and_then(Value::as_str);
-            let leads_in = |to: &str| DEFINITIONS.iter().any(|word| to.starts_with(&format!("#/{word}/")));
-            if let Some(other) = reference.filter(|to| !leads_in(to)) {
-                return Err(format!("'$ref' is {other:?}; within arguments it leads into '$defs' only"));
-            }
-            members.values().try_for_each(check_references)
-        }
-        _ => Ok(()),
-    }
-}
-
-/// A terminal that matches `pattern` and none of the others.
+/// A terminal that matches `pattern` and none of the others, which are one to the lexer: it is much slower with many.
 fn and_not(pattern: &str, without: &[String]) -> String {
-    without.iter().fold(pattern.to_owned(), |all, without| format!("{all} & ~/{without}/"))
-}
-
-/// Any text, line breaks too.
-const ANY_TEXT: &str = "/(.|\\n)*/";
-
-/// References are from the root of a schema, so definitions have to stand there.
-fn take_definitions(schema: &mut Value) -> Map<String, Value> {
-    let object = schema.as_object_mut();
-    let taken = object.map(|object| DEFINITIONS.map(|word| Some((word.to_owned(), object.remove(word)?))));
-    taken.into_iter().flatten().flatten().collect()
-}
-
-fn with_definitions(mut schema: Value, definitions: Map<String, Value>) -> Value {
-    if let Some(object) = schema.as_object_mut() {
-        object.extend(definitions);
+    match without {
+        [] => pattern.to_owned(),
+        without => format!("{pattern} & ~/{}/", without.join("|")),
     }
-    schema
 }
-
-const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 
 #[cfg(test)]
 mod tests;

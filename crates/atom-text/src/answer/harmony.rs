@@ -31,7 +31,7 @@ const CONSTRAIN: &str = "<|constrain|>";
 const RECIPIENT: &str = "to=functions.";
 
 /// What ends a message, with or without a word.
-const ENDS: &[&str] = &[CALL, END, RETURN, START, CHANNEL];
+pub(super) const ENDS: &[&str] = &[CALL, END, RETURN, START, CHANNEL];
 
 /// Reads messages.
 #[derive(Debug)]

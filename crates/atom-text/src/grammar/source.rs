@@ -214,7 +214,7 @@ fn unanchored(regex: &str) -> &str {
 }
 
 /// A regular expression as it stands in a line of Lark.
-fn between_slashes(regex: &str) -> String {
+pub(crate) fn between_slashes(regex: &str) -> String {
     let mut out = String::with_capacity(regex.len() + 8);
     let mut is_escaped = false;
     for c in regex.chars() {

@@ -1,16 +1,18 @@
 //! Calls whose parameters are tags.
 
-use super::{DEFINITIONS, Lark, with_definitions};
+use super::references::{self, with_definitions};
+use super::{Lark, strings};
 use crate::answer::parameters::Kind;
 use crate::answer::{Tool, ToolFormat};
-use crate::grammar::regex_literal;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 /// How a format writes a call and its parameters. `NAME`, `KEY` and `STRING` stand for what they say.
 struct Shape {
     call: &'static [&'static str],
     parameter: &'static [&'static str],
     parameter_close: &'static [&'static str],
+    /// As patterns: what a value may not hold beside that, since the parser takes it for the end too.
+    not_within: &'static [&'static str],
     call_close: &'static [&'static str],
 }
 
@@ -20,18 +22,21 @@ fn shape_of(format: ToolFormat) -> Shape {
             call: &["NAME", "\n"],
             parameter: &["<arg_key>", "KEY", "</arg_key>", "\n", "<arg_value>"],
             parameter_close: &["</arg_value>"],
+            not_within: &[],
             call_close: &["</tool_call>"],
         },
         ToolFormat::MinimaxM2 => Shape {
             call: &["<invoke name=\"NAME\">\n"],
             parameter: &["<parameter name=\"KEY\">"],
             parameter_close: &["</parameter>"],
+            not_within: &[],
             call_close: &["</invoke>"],
         },
         ToolFormat::DeepseekV4 => Shape {
             call: &["<", "｜DSML｜", "invoke name=\"NAME\">\n"],
             parameter: &["<", "｜DSML｜", "parameter name=\"KEY\" string=\"STRING\">"],
             parameter_close: &["</", "｜DSML｜", "parameter>"],
+            not_within: &[],
             call_close: &["</", "｜DSML｜", "invoke>\n"],
         },
         // The format that is left.
@@ -39,6 +44,10 @@ fn shape_of(format: ToolFormat) -> Shape {
             call: &["\n<function=NAME>\n"],
             parameter: &["<parameter=KEY>\n"],
             parameter_close: &["\n</parameter>"],
+            not_within: &[
+                "((?s:.*)[^\\n])?<\\/parameter>(?s:.*)",
+                "(?s:.*)\\n(<parameter=|<\\/function>)(?s:.*)",
+            ],
             call_close: &["</function>\n", "</tool_call>"],
         },
     }
@@ -51,11 +60,14 @@ impl Lark<'_> {
         let mut call = self.filled(shape.call, &[("NAME", tool.name.as_str())]);
         let required: Vec<&str> =
             tool.parameters["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-        match tool.parameters["properties"].as_object() {
+        let (parameters, definitions) = references::moved(tool.parameters.clone());
+        match parameters["properties"].as_object() {
             Some(properties) => {
                 for (number, (key, schema)) in properties.iter().enumerate() {
                     let name = format!("{at}_{number}");
-                    let rule = self.parameter(&shape, &name, key, &with_definitions_of(tool, schema));
+                    let schema = if schema.is_object() { schema.clone() } else { json!({}) };
+                    let schema = with_definitions(schema, definitions.clone());
+                    let rule = self.parameter(&shape, &name, key, &schema);
                     let optional = if required.contains(&key.as_str()) { "" } else { "?" };
                     call.push_str(&format!(" {rule}{optional}"));
                 }
@@ -82,7 +94,7 @@ impl Lark<'_> {
                 let choices: Vec<String> = choices.iter().map(|choice| self.text(choice)).collect();
                 format!("({}) {}", choices.join(" | "), self.close(shape))
             }
-            _ if is_text => self.until_close(shape, &format!("value_{name}")),
+            _ if is_text => self.until_close(shape, &format!("value_{name}"), &strings::patterns(schema)),
             _ => {
                 let value = self.rule(&format!("value_{name}"), &self.json(schema));
                 format!("{value} {}", self.close(shape))
@@ -105,7 +117,7 @@ impl Lark<'_> {
         let mut texts = vec![last.as_str()];
         texts.extend(after.iter().skip(1));
         let tail = self.markers(&texts);
-        let value = self.until_close(shape, &format!("value_{at}"));
+        let value = self.until_close(shape, &format!("value_{at}"), &[]);
         self.rule(&format!("parameter_{at}"), &format!("{head} /[A-Za-z0-9_.-]+/ {tail} {value} \"\\n\""))
     }
 
@@ -113,16 +125,10 @@ impl Lark<'_> {
         self.markers(shape.parameter_close)
     }
 
-    /// Any text up to the closing tag, and the tag.
-    fn until_close(&mut self, shape: &Shape, name: &str) -> String {
-        match shape.parameter_close {
-            [first, rest @ ..] if rest.iter().any(|text| (self.special)(text).is_some()) => {
-                // The token can't stand in a text, so that goes as far as it can.
-                let text = self.rule(name, &format!("/(?s:.*){}/", regex_literal(first)));
-                format!("{text} {}", self.markers(rest))
-            }
-            parts => self.until(name, &parts.concat()),
-        }
+    /// A text that matches all patterns up to the closing tag, and the tag.
+    fn until_close(&mut self, shape: &Shape, name: &str, patterns: &[String]) -> String {
+        let not_within: Vec<String> = shape.not_within.iter().map(|pattern| (*pattern).to_owned()).collect();
+        self.until(name, shape.parameter_close, patterns, &not_within)
     }
 
     fn filled(&self, texts: &[&str], values: &[(&str, &str)]) -> String {
@@ -141,14 +147,4 @@ impl Lark<'_> {
 /// True for a parameter that the parser reads as a string, whatever it looks like.
 fn is_text(schema: &Value) -> bool {
     Kind::of(schema) == Kind::Text
-}
-
-/// The schema of one parameter, with the definitions that it may refer to.
-fn with_definitions_of(tool: &Tool, schema: &Value) -> Value {
-    let definitions: Map<String, Value> = DEFINITIONS
-        .iter()
-        .filter_map(|word| Some(((*word).to_owned(), tool.parameters.get(word)?.clone())))
-        .collect();
-    let schema = if schema.is_object() { schema.clone() } else { json!({}) };
-    with_definitions(schema, definitions)
 }
