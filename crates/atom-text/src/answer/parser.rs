@@ -46,6 +46,8 @@ enum Blanks {
     Keep,
     /// It separates a marker from text, and is dropped.
     Drop,
+    /// This many line breaks separate a marker from the text of a format; blanks behind them are text.
+    Lines(u8),
     /// It is text if text follows, and dropped if a marker does.
     Hold { held: String, at_end: AtEnd },
 }
@@ -211,7 +213,7 @@ impl AnswerParser {
             (Some((_, close)), _) if marker == close => {
                 self.is_reasoning = false;
                 self.is_first = true;
-                self.blanks = Blanks::Drop;
+                self.blanks = if self.is_whole { Blanks::Lines(LINES_BEHIND_THOUGHTS) } else { Blanks::Drop };
             }
             _ => {
                 let format = self.format.and_then(|format| format.begin(marker));
@@ -283,6 +285,15 @@ impl AnswerParser {
             match &mut self.blanks {
                 Blanks::Keep => {}
                 Blanks::Drop => return,
+                Blanks::Lines(left @ 1..) if c == '\n' => {
+                    *left -= 1;
+                    return;
+                }
+                // A call may follow all the same.
+                Blanks::Lines(_) => {
+                    self.blanks = Blanks::Hold { held: c.into(), at_end: AtEnd::Emit };
+                    return;
+                }
                 Blanks::Hold { held, .. } => {
                     held.push(c);
                     if held.len() < BLANKS_BYTES_MAX {
@@ -354,6 +365,9 @@ impl Attempt {
 /// Bytes that may wait for the name of a call, or between two calls. In all published formats the name comes
 /// first, so this is long for a name and short for a memory.
 const UNDECIDED_BYTES_MAX: usize = 64 << 10;
+
+/// Line breaks between thoughts and a text of a format, as the grammar of such an answer has them.
+const LINES_BEHIND_THOUGHTS: u8 = 2;
 
 /// Bytes of white space that are held to see whether a marker follows. Models write one or two line breaks;
 /// more are no separation but text.

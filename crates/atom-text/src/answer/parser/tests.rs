@@ -243,6 +243,35 @@ fn content_that_is_whole_may_quote_markers() {
     }
 }
 
+/// A choice may be " yes"; what separates it from thoughts is a line break or two.
+#[test]
+fn blanks_at_the_start_of_a_format_behind_thoughts_are_its_own() {
+    let dialect = dialect(Some(ReasoningFormat::Think), Some(ToolFormat::Hermes));
+    for (behind, expected) in [
+        (" yes", " yes"),
+        ("\n\n yes ", " yes "),
+        ("\n\t\nx", "\t\nx"),
+        ("\n\n\nx", "\nx"),
+        ("\n\n{}", "{}"),
+        ("\n\n ", " "),
+    ] {
+        let text = format!("<think>a</think>{behind}");
+        for cut in 0..text.len() {
+            let mut parser = AnswerParser::new(dialect, AnswerStart::Content, tools()).with_whole_content();
+            let mut parts = Vec::new();
+            parser.push(&text[..cut], &mut parts);
+            parser.push(&text[cut..], &mut parts);
+            parser.finish(&mut parts);
+            let answer = Answer::of(&parts);
+            assert_eq!(
+                (answer.content.as_str(), answer.reasoning.as_str()),
+                (expected, "a"),
+                "{cut}: {text:?}"
+            );
+        }
+    }
+}
+
 #[test]
 fn an_id_that_a_call_before_had_is_none() {
     let dialect = dialect(None, Some(ToolFormat::KimiK2));
