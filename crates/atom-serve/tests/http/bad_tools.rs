@@ -355,3 +355,48 @@ async fn a_model_without_a_way_to_call_says_what_to_do() {
     let site = Site::start_model(says("ok"), text_model_with(shows, named, &[]), |_| {}).await;
     assert_eq!(site.post(CHAT, &with(&tools)).await.status, 200);
 }
+
+/// The same tool in the spelling of each API.
+fn in_every_api(parameters: &Value, choice: Option<&str>) -> [(&'static str, Value); 3] {
+    let user = json!([{"role": "user", "content": "hi"}]);
+    let function = json!({"name": "f", "strict": true, "parameters": parameters});
+    let mut chat = json!({"messages": user, "tools": [{"type": "function", "function": function}]});
+    let mut responses = json!({"input": "hi", "tools": [{"type": "function", "name": "f", "strict": true, "parameters": parameters}]});
+    let mut messages = json!({
+        "max_tokens": 9, "messages": user, "tools": [{"name": "f", "strict": true, "input_schema": parameters}],
+    });
+    if let Some(name) = choice {
+        chat["tool_choice"] = json!({"type": "function", "function": {"name": name}});
+        responses["tool_choice"] = json!({"type": "function", "name": name});
+        messages["tool_choice"] = json!({"type": "tool", "name": name});
+    }
+    [(CHAT, chat), ("/v1/responses", responses), ("/v1/messages", messages)]
+}
+
+#[tokio::test]
+async fn schemas_too_deep_or_endless_and_unknown_tool_names_are_refused_in_every_api() {
+    // A prompt that names the tools alone is short, whatever their schemas are.
+    let template = "{% for t in tools or [] %}{{ t.function.name }}{{ t.function.description }}{% endfor %}{{ messages[0].content }}";
+    let hermes = Dialect { reasoning: None, tools: Some(ToolFormat::Hermes) };
+    let site = Site::start_model(says("ok"), text_model_with(template, hermes, &[]), |_| {}).await;
+    let deep = (0..51)
+        .fold(json!({"type": "object"}), |inner, _| json!({"type": "object", "properties": {"a": inner}}));
+    let endless = json!({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]});
+    let cases = [
+        (deep, None, "nested too deep"),
+        (endless, None, "no finite document"),
+        (json!({"type": "object"}), Some("g"), "\"g\""),
+    ];
+    for (parameters, choice, words) in cases {
+        for (path, body) in in_every_api(&parameters, choice) {
+            let response = site.post(path, &body).await;
+            assert_eq!(response.status, 400, "{path}: {}", response.text());
+            let error = response.json()["error"]["message"].as_str().unwrap().to_owned();
+            assert!(error.contains(words), "{path}: no {words:?} in {error:?}");
+        }
+    }
+    assert_eq!(site.fake.taken_now(), 0);
+    for (path, body) in in_every_api(&json!({"type": "object"}), Some("f")) {
+        assert_eq!(site.post(path, &body).await.status, 200, "{path}");
+    }
+}
