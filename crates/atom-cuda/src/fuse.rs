@@ -63,6 +63,10 @@ pub(crate) struct Fused {
     /// Written, or added to.
     pub(crate) out: Buf,
     pub(crate) product: SmallProduct,
+    /// `x` is a residual times a norm's weights, which the product in front made: what is left to do of the norm.
+    pub(crate) scale: Option<f32>,
+    /// The weights of the norm behind an addition to the residual, and where its product with the residual goes.
+    pub(crate) next: Option<(Weight, Buf)>,
 }
 
 /// See [`Fp8Product`]. The norm is taken in by the quantising, where nobody else wants it.
@@ -99,6 +103,7 @@ impl Step<'_> {
             Self::Experts(ref experts) => return experts.uses(),
             Self::Norm { x, out, .. } => (vec![x], vec![out]),
             Self::Attend(FewAttention { qkv, out, .. }) => (vec![qkv], vec![out]),
+            Self::Product(Fused { x, out, next: Some((_, next)), .. }) => (vec![x, out], vec![next]),
             Self::Product(Fused { x, out, product: SmallProduct { out: made, .. }, .. })
             | Self::Fp8(FusedFp8 { x, out, product: Fp8Product { out: made, .. }, .. }) => match made {
                 SmallOut::Residual => (vec![x, out], Vec::new()),
@@ -134,7 +139,35 @@ pub(crate) fn fuse<'a>(
         codes: &codes,
         properties,
     });
-    fuse_attention(fuse_where(recording, element, &codes, takes, mixtures.as_ref()), recording, few)
+    let mut steps = fuse_where(recording, element, &codes, takes, mixtures.as_ref());
+    if order == SumOrder::Fastest && element == Element::BF16 {
+        let is_rows = |product: &SmallProduct| {
+            matches!(ProductKernel::choose(product, order, properties), Some(ProductKernel::Rows(_)))
+        };
+        share_norms(&mut steps, is_rows);
+    }
+    fuse_attention(steps, recording, few)
+}
+
+/// A norm between two products by `linear_rows`, which nobody else reads, is shared by them: the one in front makes the
+/// residual's product with the norm's weights and its sums of squares, the one behind divides by the root.
+fn share_norms(steps: &mut Vec<Step<'_>>, is_rows: impl Fn(&SmallProduct) -> bool) {
+    let mut all: Vec<Option<Step<'_>>> = std::mem::take(steps).into_iter().map(Some).collect();
+    for index in 1..all.len() {
+        let Some(Step::Norm { x, weight, eps, out }) = all[index] else { continue };
+        let Some(Step::Product(front)) = all[index - 1] else { continue };
+        let Some(reader) = only_reader(&all, index, out) else { continue };
+        let Some(Step::Product(behind)) = all[reader] else { continue };
+        let is_next = all[index + 1..reader].iter().all(Option::is_none);
+        let adds = is_next && front.out == x && front.product.out == SmallOut::Residual && front.x != out;
+        let fits = behind.x == out && behind.product.rows == front.product.rows;
+        if adds && fits && is_rows(&front.product) && is_rows(&behind.product) {
+            all[index - 1] = Some(Step::Product(Fused { next: Some((weight, out)), ..front }));
+            all[reader] = Some(Step::Product(Fused { scale: Some(eps), ..behind }));
+            all[index] = None;
+        }
+    }
+    steps.extend(all.into_iter().flatten());
 }
 
 fn fuse_where<'a>(
@@ -162,7 +195,7 @@ fn fuse_where<'a>(
                 continue;
             }
             let product = SmallProduct { rows, inputs, outputs, norms: false, out: plain };
-            let fused = Fused { x, norm: None, weight, bias, out, product };
+            let fused = Fused { x, norm: None, weight, bias, out, product, scale: None, next: None };
             take_in_what_follows(&mut steps, index, fused, &takes);
         }
     }

@@ -80,11 +80,13 @@ sources! {
     "fp8_finish" &[&["OUT=0"], &["OUT=1"], &["OUT=2"], &["OUT=3"]];
     "quantise" &[&["HELD=2", "GROUPS=0"], &["HELD=4", "GROUPS=1"], &["HELD=6", "GROUPS=0"]];
     "linear_rows" &[
-        &["CLUSTER=1", "EACH=16", "STAGES=11", "OUT=0"],
-        &["CLUSTER=2", "EACH=8", "STAGES=12", "OUT=1"],
-        &["CLUSTER=2", "EACH=16", "STAGES=11", "OUT=2"],
-        &["CLUSTER=1", "EACH=32", "STAGES=9", "OUT=3"],
-        &["CLUSTER=2", "EACH=64", "STAGES=6", "OUT=3"],
+        &["CLUSTER=1", "PARTS=1", "EACH=16", "STAGES=11", "OUT=0"],
+        &["CLUSTER=2", "PARTS=1", "EACH=8", "STAGES=12", "OUT=1"],
+        &["CLUSTER=1", "PARTS=2", "EACH=8", "STAGES=12", "OUT=2"],
+        &["CLUSTER=2", "PARTS=1", "EACH=16", "STAGES=11", "OUT=2"],
+        &["CLUSTER=1", "PARTS=2", "EACH=64", "STAGES=12", "OUT=0"],
+        &["CLUSTER=1", "PARTS=1", "EACH=32", "STAGES=9", "OUT=3"],
+        &["CLUSTER=2", "PARTS=1", "EACH=64", "STAGES=6", "OUT=3"],
     ];
     "linear_gated" &[&[]];
     "attend_simple" &[&[]];

@@ -5,10 +5,11 @@ use crate::device::Properties;
 use crate::element::{Element, KvElement};
 use crate::error::CudaError;
 use crate::fp8;
-use crate::fuse::{Step, fuse};
+use crate::fuse::{Fused, Step, fuse};
 use crate::launch::attend::{AttendHeads, AttendKernels};
 use crate::launch::attend_few::AttendFew;
 use crate::launch::experts::{Experts, ExpertsShape};
+use crate::launch::linear_rows;
 use crate::launch::rope::head_dim_max;
 use crate::launch::sample::{SampleMemory, VOCAB_MAX};
 use crate::layout::{Layout, Limits};
@@ -47,7 +48,7 @@ pub struct Sizes {
     pub weights: usize,
     /// Buffers of the largest recording.
     pub room: usize,
-    /// Inputs of a product as FP8 codes with scales, and sums that are still to be scaled.
+    /// Inputs of a product as FP8 codes with scales, and sums that are still to be scaled; or sums of squares of a shared norm.
     pub quantised: usize,
     /// What a step uploads.
     pub staging: usize,
@@ -111,6 +112,9 @@ impl Sizer {
         let steps = fuse(recording, self.shelf.element(), self.order, codes, &self.properties, few.as_ref());
         let quantised = steps.iter().filter_map(|step| match step {
             Step::Fp8(fused) => Some(fused.product.scratch_bytes()),
+            Step::Product(Fused { next: Some(_), product, .. }) => {
+                Some(linear_rows::squares_bytes(product.rows, product.outputs))
+            }
             Step::Op(_) | Step::Norm { .. } | Step::Product(_) => None,
             Step::Attend(_) | Step::Router(_) | Step::Experts(_) => None,
         });

@@ -2,7 +2,7 @@
 
 use crate::kit::Kit;
 use atom_cuda::launch::linear_rows::{self, RowsCut};
-use atom_cuda::launch::linear_small::{SmallOperands, SmallOut, SmallProduct};
+use atom_cuda::launch::linear_small::{RowsNorms, SmallOperands, SmallOut, SmallProduct};
 use atom_cuda::launch::rows::RowExtent;
 use atom_cuda::{Address, Blas, CudaError, DeviceMem, Element, Product, SumOrder};
 
@@ -82,8 +82,16 @@ fn fixed_order(kit: &mut Kit) -> Result<(), CudaError> {
         }
         if element == bf16 && kit.device.properties().capability == (9, 0) {
             let expected = first.expect("there are rows");
-            let cuts =
-                [(1, 1, 8), (7, 2, 8), (16, 1, 16), (16, 2, 8), (24, 1, 32), (64, 1, 64), (128, 2, 64)];
+            let cuts = [
+                (1, 1, 8),
+                (8, 1, 8),
+                (7, 2, 8),
+                (16, 1, 16),
+                (16, 2, 8),
+                (24, 1, 32),
+                (64, 1, 64),
+                (128, 2, 64),
+            ];
             for (rows, cluster, each) in cuts {
                 let cut = RowsCut::with(cluster, each, 1);
                 let found = few_rows(kit, (rows, inputs, outputs), out_element, cut, (&x, &w))?;
@@ -115,6 +123,7 @@ fn few_rows(
         norm: (Address::NULL, 0.0),
         x: x.address(),
         out: memory.address(),
+        norms: RowsNorms::NONE,
     };
     let extent = RowExtent::rows(header.address(), rows);
     // SAFETY: the arrays have at least the product's sizes and live until they are read back.

@@ -3,7 +3,7 @@
 
 use crate::kit::Kit;
 use atom_cuda::launch::linear_fp8::{self, Fp8Operands, Fp8Path, Fp8Product};
-use atom_cuda::launch::linear_small::{self, SmallOperands, SmallOut, SmallProduct};
+use atom_cuda::launch::linear_small::{self, RowsNorms, SmallOperands, SmallOut, SmallProduct};
 use atom_cuda::launch::norm::{self, NormWeight};
 use atom_cuda::launch::quantise;
 use atom_cuda::launch::rows::{self, RowExtent};
@@ -176,6 +176,7 @@ fn layer_of_bf16(kit: &mut Kit, weights: &DeviceMem, rows: usize) -> Result<f64,
                 norm: (norm.address(), 1e-6),
                 x: x.address(),
                 out: out.address(),
+                norms: RowsNorms::NONE,
             };
             offset += 2 * product.inputs * product.outputs;
             // SAFETY: as above.
@@ -208,7 +209,14 @@ fn plain(
         unsafe {
             if is_small {
                 let norm = (Address::NULL, 0.0);
-                let operands = SmallOperands { weight, bias: Address::NULL, norm, x, out: out.address() };
+                let operands = SmallOperands {
+                    weight,
+                    bias: Address::NULL,
+                    norm,
+                    x,
+                    out: out.address(),
+                    norms: RowsNorms::NONE,
+                };
                 linear_small::multiply(
                     &kit.queue(),
                     &small,

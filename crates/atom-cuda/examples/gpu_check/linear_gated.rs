@@ -3,7 +3,7 @@
 use crate::kit::Kit;
 use crate::rows::Rows;
 use atom_cuda::launch::linear_gated;
-use atom_cuda::launch::linear_small::{SmallOperands, SmallOut, SmallProduct};
+use atom_cuda::launch::linear_small::{RowsNorms, SmallOperands, SmallOut, SmallProduct};
 use atom_cuda::launch::{rows, step};
 use atom_cuda::{Address, Blas, CudaError, Element, Product, SumOrder};
 
@@ -52,6 +52,7 @@ fn one(kit: &mut Kit, blas: &Blas, product: SmallProduct, rows: &Rows) -> Result
         weight: w_memory.address(),
         bias: if has_bias { bias_memory.address() } else { Address::NULL },
         norm: (Address::NULL, 0.0),
+        norms: RowsNorms::NONE,
         x: x_memory.address(),
         out: out_memory.address(),
     };

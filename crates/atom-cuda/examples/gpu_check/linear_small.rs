@@ -3,8 +3,8 @@
 use crate::kit::Kit;
 use crate::rows::{Rows, bound};
 use atom_cuda::launch::linear_rows::{self, RowsCut};
-use atom_cuda::launch::linear_small::{self, SmallOperands, SmallOut, SmallProduct};
-use atom_cuda::{Address, CudaError, Element};
+use atom_cuda::launch::linear_small::{self, RowsNorms, SmallOperands, SmallOut, SmallProduct};
+use atom_cuda::{Address, CudaError, DeviceMem, Element};
 
 /// Real rows of each lane, and a lane's capacity.
 const EXTENTS: &[(&[u32], usize)] =
@@ -46,29 +46,30 @@ pub(crate) fn checks(kit: &mut Kit) -> Result<(), CudaError> {
     Ok(())
 }
 
-/// The kernel for more rows, in both cuts.
+/// The kernel for more rows, in all kinds of cuts.
 pub(crate) fn checks_of_rows(kit: &mut Kit) -> Result<(), CudaError> {
     if kit.device.properties().capability != (9, 0) {
         return Ok(());
     }
     let outs = [SmallOut::Activations, SmallOut::F32, SmallOut::Residual, SmallOut::GatedSilu];
-    let extents: [(&[u32], usize); 6] =
-        [(&[1], 1), (&[13], 16), (&[2, 0, 3, 1], 4), (&[31], 32), (&[40], 64), (&[127], 128)];
+    let extents: [(&[u32], usize); 7] =
+        [(&[1], 1), (&[5], 8), (&[13], 16), (&[2, 0, 3, 1], 4), (&[31], 32), (&[40], 64), (&[127], 128)];
     let mut cases = Vec::new();
     for (counts, capacity) in extents {
         let rows = counts.len() * capacity;
         for (&(outputs, inputs), out) in SHAPES.iter().flat_map(|shape| outs.map(|out| (shape, out))) {
             let product = SmallProduct { rows, inputs, outputs, norms: false, out };
             let whole = |cluster: usize| rows.div_ceil(cluster).next_power_of_two().max(8);
-            let cuts = [1, 2].map(|cluster| RowsCut::with(cluster, whole(cluster), 2));
-            cases.extend(
-                cuts.into_iter().filter(|cut| cut.each <= 64).map(|cut| (product, counts, capacity, cut)),
-            );
+            let [one, pair] = [1, 2].map(|cluster| RowsCut::with(cluster, whole(cluster), 2));
+            let parts = (out != SmallOut::GatedSilu).then_some(RowsCut { parts: 2, ..one });
+            let cuts = [one, pair].into_iter().chain(parts).filter(|cut| cut.each <= 64);
+            cases.extend(cuts.map(|cut| (product, counts, capacity, cut)));
         }
     }
     for outputs in [1, 3, 20, 4099] {
         let product = SmallProduct { rows: 12, inputs: 72, outputs, norms: false, out: SmallOut::F32 };
         cases.push((product, &[9], 12, RowsCut::with(2, 8, 1)));
+        cases.push((product, &[9], 12, RowsCut { parts: 2, ..RowsCut::with(1, 16, 1) }));
     }
     let programs: Vec<_> = cases.iter().map(|(product, .., cut)| cut.program(product.out)).collect();
     kit.load(&programs)?;
@@ -83,7 +84,7 @@ fn one(kit: &mut Kit, product: SmallProduct, rows: &Rows, cut: Option<RowsCut>) 
     let SmallProduct { inputs, outputs, norms, out, .. } = product;
     let eps = 1e-6;
     let weights = Element::BF16.rounded(&kit.random(outputs * inputs, 1.0 / (inputs as f32).sqrt()));
-    let (biases, norm_weights) = (kit.random(outputs, 1.0), kit.random(inputs, 1.0));
+    let (biases, norm_weights) = (kit.random(outputs, 1.0), kit.random(inputs.max(outputs), 1.0));
     let has_bias = kit.below(2) == 0;
     let x_element = if norms { Element::F32 } else { Element::BF16 };
     let (x, x_memory) = rows.fill(kit, inputs, 2.0, x_element)?;
@@ -105,12 +106,14 @@ fn one(kit: &mut Kit, product: SmallProduct, rows: &Rows, cut: Option<RowsCut>) 
         kit.upload(&biases, Element::F32)?,
         kit.upload(&norm_weights, Element::F32)?,
     );
+    let around = Around::new(kit, &product, rows, cut.is_some())?;
     let operands = SmallOperands {
         weight: memory.0.address(),
         bias: if has_bias { memory.1.address() } else { Address::NULL },
         norm: (memory.2.address(), eps),
         x: x_memory.address(),
         out: out_memory.address(),
+        norms: around.norms(&memory.2, eps),
     };
     // SAFETY: arrays have the sizes that the launcher wants and live until they are read back.
     unsafe {
@@ -131,8 +134,10 @@ fn one(kit: &mut Kit, product: SmallProduct, rows: &Rows, cut: Option<RowsCut>) 
             x = Element::BF16.rounded(&weighted).iter().map(|&x| f64::from(x) / root).collect();
         }
         let dot = |w: &[f32]| x.iter().zip(w).map(|(x, &w)| x * f64::from(w)).sum::<f64>();
+        let scale = around.scale(row, inputs, eps);
         let bias = |i: usize| if has_bias { f64::from(biases[i]) } else { 0.0 };
-        let sums: Vec<f64> = weights.chunks(inputs).enumerate().map(|(i, w)| dot(w) + bias(i)).collect();
+        let sums: Vec<f64> =
+            weights.chunks(inputs).enumerate().map(|(i, w)| dot(w) * scale + bias(i)).collect();
         if out == SmallOut::GatedSilu {
             let (gate, up) = sums.split_at(width);
             expected.extend(gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u));
@@ -149,5 +154,73 @@ fn one(kit: &mut Kit, product: SmallProduct, rows: &Rows, cut: Option<RowsCut>) 
         (_, SmallOut::Residual | SmallOut::GatedSilu) => 8e-3,
     };
     rows.near(kit, &format!("{product:?}, {cut:?}, bias {has_bias}"), &found, &expected, bound);
-    Ok(())
+    around.check(kit, &format!("{product:?}, {cut:?}"), rows, &found, &norm_weights)
+}
+
+/// What `linear_rows` makes of the norms around it, at random: sums of squares in front, or none; the norm behind, or none.
+struct Around {
+    squares: Option<(Vec<f32>, DeviceMem)>,
+    next: Option<(DeviceMem, DeviceMem)>,
+    outputs: usize,
+}
+
+impl Around {
+    fn new(kit: &mut Kit, product: &SmallProduct, rows: &Rows, is_rows: bool) -> Result<Self, CudaError> {
+        let SmallProduct { inputs, outputs, out, .. } = *product;
+        let (capacity, tiles) = (rows.extent.capacity(), inputs.div_ceil(64));
+        let mut around = Self { squares: None, next: None, outputs };
+        if is_rows && kit.below(2) == 0 {
+            let squares: Vec<f32> = kit.random(capacity * tiles, 8.0).iter().map(|x| x * x).collect();
+            let memory = kit.upload(&squares, Element::F32)?;
+            around.squares = Some((squares, memory));
+        }
+        if is_rows && out == SmallOut::Residual && kit.below(2) == 0 {
+            let sums = kit.poisoned(capacity * outputs.div_ceil(64), Element::F32)?;
+            around.next = Some((kit.poisoned(capacity * outputs, Element::BF16)?, sums));
+        }
+        Ok(around)
+    }
+
+    fn norms(&self, weight: &DeviceMem, eps: f32) -> RowsNorms {
+        let mut norms = RowsNorms::NONE;
+        if let Some((_, memory)) = &self.squares {
+            norms.squares = (memory.address(), eps);
+        }
+        if let Some((next, sums)) = &self.next {
+            norms.next_weight = weight.address();
+            (norms.next, norms.next_squares) = (next.address(), sums.address());
+        }
+        norms
+    }
+
+    /// What sums of a row are multiplied by.
+    fn scale(&self, row: usize, inputs: usize, eps: f32) -> f64 {
+        let Some((squares, _)) = &self.squares else { return 1.0 };
+        let tiles = inputs.div_ceil(64);
+        let sum: f64 = squares[row * tiles..][..tiles].iter().map(|&x| f64::from(x)).sum();
+        1.0 / (sum / inputs as f64 + f64::from(eps)).sqrt()
+    }
+
+    /// `residual` is what was found.
+    fn check(
+        &self,
+        kit: &mut Kit,
+        name: &str,
+        rows: &Rows,
+        residual: &[f32],
+        weights: &[f32],
+    ) -> Result<(), CudaError> {
+        let Some((next, sums)) = &self.next else { return Ok(()) };
+        let (next, sums) = (kit.download(next, Element::BF16)?, kit.download(sums, Element::F32)?);
+        let (mut weighted, mut squares) = (Vec::new(), Vec::new());
+        for &row in &rows.real {
+            let row = &residual[row * self.outputs..][..self.outputs];
+            weighted.extend(row.iter().zip(weights).map(|(x, w)| f64::from(x * w)));
+            squares
+                .extend(row.chunks(64).map(|x| x.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>()));
+        }
+        rows.near(kit, &format!("{name}, times the norm's weights"), &next, &weighted, bound(Element::BF16));
+        rows.near(kit, &format!("{name}, squares"), &sums, &squares, bound(Element::F32));
+        Ok(())
+    }
 }

@@ -145,7 +145,10 @@ fn kind(shelf: &Shelf, step: &Step<'_>) -> String {
     };
     match step {
         Step::Op(Op::Linear { weight, .. }) => format!("linear {}", sizes(*weight)),
-        Step::Product(fused) => product("", fused.norm.is_some(), fused.weight, fused.product.out),
+        Step::Product(fused) => {
+            let norms = fused.norm.is_some() || fused.scale.is_some();
+            product("", norms, fused.weight, fused.product.out)
+        }
         Step::Fp8(fused) => product("FP8 ", fused.norm.is_some(), fused.weight, fused.product.out),
         _ => step.name().into(),
     }

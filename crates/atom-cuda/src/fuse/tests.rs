@@ -63,7 +63,10 @@ fn words(steps: &[Step<'_>]) -> Vec<String> {
     let word = |step: &Step<'_>| match step {
         Step::Product(fused) => {
             assert_eq!(fused.norm.is_some(), fused.product.norms);
-            format!("{}{:?}", if fused.product.norms { "norm, " } else { "" }, fused.product.out)
+            let norm = if fused.product.norms { "norm, " } else { "" };
+            let scale = if fused.scale.is_some() { "scale, " } else { "" };
+            let next = if fused.next.is_some() { ", weigh" } else { "" };
+            format!("{norm}{scale}{:?}{next}", fused.product.out)
         }
         Step::Fp8(fused) => {
             format!("{}Fp8 {:?}", if fused.norm.is_some() { "norm, " } else { "" }, fused.product.out)
@@ -145,6 +148,56 @@ fn products_that_are_not_taken_stay_as_they_were_recorded() {
         "sample",
     ];
     assert_eq!(words(&steps), expected);
+}
+
+fn shared(recording: &Recording, is_rows: impl Fn(&SmallProduct) -> bool) -> Vec<String> {
+    let mut steps = fuse_where(recording, Element::BF16, |_| None, |product| !product.norms, None);
+    share_norms(&mut steps, is_rows);
+    words(&steps)
+}
+
+#[test]
+fn products_share_the_norm_between_them_if_both_can() {
+    let mut layers = Layers::new(4);
+    layers.attention(false);
+    layers.mlp();
+    layers.attention(false);
+    let recording = layers.head();
+    let expected = [
+        "embed",
+        "norm",
+        "Activations",
+        "rotate and cache",
+        "attend",
+        "Residual, weigh",
+        "scale, GatedSilu",
+        "Residual, weigh",
+        "scale, Activations",
+        "rotate and cache",
+        "attend",
+        // Rows are picked of the last norm.
+        "Residual",
+        "norm",
+        "pick rows",
+        "F32",
+        "sample",
+    ];
+    assert_eq!(shared(&recording, |_| true), expected);
+    for other in [SmallOut::Residual, SmallOut::GatedSilu] {
+        let found = shared(&recording, |product| product.out != other);
+        assert_eq!(found[5..8], ["Residual", "norm", "GatedSilu"], "{other:?} by another kernel");
+    }
+}
+
+#[test]
+fn a_norm_that_others_read_as_well_is_not_shared() {
+    let mut layers = Layers::new(4);
+    layers.attention(false);
+    let other = layers.ops.buffer(Extent::Rows, 64);
+    layers.ops.linear(layers.normed, WEIGHT, None, other);
+    layers.mlp();
+    let found = shared(&layers.head(), |_| true);
+    assert_eq!(found[5..9], ["Residual", "norm", "Activations", "GatedSilu"]);
 }
 
 #[test]

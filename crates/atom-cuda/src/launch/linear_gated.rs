@@ -40,6 +40,7 @@ pub unsafe fn multiply(
 ) -> Result<(), CudaError> {
     let properties = queue.stream.device().properties();
     assert!(is_possible(product, properties) && extent.capacity() <= product.rows, "{product:?}, {extent:?}");
+    assert!(operands.norms.are_none(), "{product:?} shares no norm");
     let [weight, x] = maps(queue.stream.device(), product, operands)?;
     let blocks = properties.processors / CLUSTER * CLUSTER;
     let launch = Launch::new(blocks, 384).shared(SHARED_BYTES as u32).overlapping();

@@ -61,6 +61,37 @@ pub struct SmallOperands {
     pub x: Address,
     /// See [`SmallOut`].
     pub out: Address,
+    /// Of the norms in front of and behind a product of [`super::linear_rows`]: see [`RowsNorms`].
+    pub norms: RowsNorms,
+}
+
+/// What `linear_rows` makes of the norms around it: nothing, where addresses are null.
+#[derive(Clone, Copy, Debug)]
+pub struct RowsNorms {
+    /// f32 `[rows, ceil(inputs / 64)]`: sums of squares of the residual that x is, times the norm's weights; with what is
+    /// added to the mean square.
+    pub squares: (Address, f32),
+    /// f32 `[outputs]`: weights of the norm behind an addition to the residual.
+    pub next_weight: Address,
+    /// bf16 `[rows, outputs]`: the new residual times these.
+    pub next: Address,
+    /// f32 `[rows, ceil(outputs / 64)]`: its sums of squares.
+    pub next_squares: Address,
+}
+
+impl RowsNorms {
+    /// No norms.
+    pub const NONE: Self = Self {
+        squares: (Address::NULL, 0.0),
+        next_weight: Address::NULL,
+        next: Address::NULL,
+        next_squares: Address::NULL,
+    };
+
+    /// Whether there are none.
+    pub fn are_none(&self) -> bool {
+        self.squares.0 == Address::NULL && self.next == Address::NULL
+    }
 }
 
 /// How a block is cut.
@@ -198,9 +229,10 @@ pub unsafe fn multiply(
     extent: RowExtent,
 ) -> Result<(), CudaError> {
     assert!(extent.capacity() <= product.rows, "{product:?} for {extent:?}");
+    assert!(operands.norms.are_none(), "{product:?} shares no norm");
     let properties = queue.stream.device().properties();
     let shape = product.shape_on(properties);
-    let SmallOperands { weight, bias, norm, x, out } = operands;
+    let SmallOperands { weight, bias, norm, x, out, .. } = operands;
     let (units, blocks) = (product.units(), properties.processors as usize);
     let mut linear = [0; 12];
     for (words, address) in linear.chunks_exact_mut(2).zip([weight, bias, norm.0]) {

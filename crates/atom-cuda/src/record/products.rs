@@ -6,7 +6,7 @@ use crate::element::Element;
 use crate::fp8::Stored;
 use crate::fuse::{Fused, FusedFp8};
 use crate::launch::linear_fp8::{self, Fp8Operands, Fp8Path};
-use crate::launch::linear_small::SmallOperands;
+use crate::launch::linear_small::{RowsNorms, SmallOperands};
 use crate::launch::quantise;
 use crate::launch::step;
 use crate::memory::Address;
@@ -51,7 +51,7 @@ impl Scene<'_> {
     }
 
     pub(super) fn fused(&self, fused: &Fused) -> Result<(), OpsError> {
-        let &Fused { x, norm, weight, bias, out, ref product } = fused;
+        let &Fused { x, norm, weight, bias, out, ref product, scale, next } = fused;
         let Loaded::Matrix { outputs, inputs, at, stored: Stored::Plain } = self.with.shelf.loaded(weight)?
         else {
             return Err(OpsError::Weights(format!("{weight:?} is no matrix of plain numbers")));
@@ -65,12 +65,27 @@ impl Scene<'_> {
             None => (Address::NULL, 0.0),
             Some((weight, eps)) => (self.vector(weight, inputs)?, eps),
         };
+        // One place for all: who adds to the residual does so when everybody before has ended.
+        let squares = self.with.reserved.quantised.address();
+        let mut norms = RowsNorms::NONE;
+        if let Some(eps) = scale {
+            norms.squares = (squares, eps);
+        }
+        if let Some((weight, out)) = next {
+            norms = RowsNorms {
+                next_weight: self.vector(weight, outputs)?,
+                next: self.at(out),
+                next_squares: squares,
+                ..norms
+            };
+        }
         let operands = SmallOperands {
             weight: self.with.weights.plus(at),
             bias: bias.map_or(Ok(Address::NULL), |bias| self.vector(bias, outputs))?,
             norm,
             x: self.at(x),
             out: self.at(out),
+            norms,
         };
         // SAFETY: see `op`.
         unsafe { kernel.multiply(&self.with.queue, product, operands, self.real(x)) }?;
