@@ -28,6 +28,10 @@ pub const STOP_STRINGS_MAX: usize = 16;
 /// Bytes of one stop string: text is held back by at most this much.
 pub const STOP_STRING_BYTES_MAX: usize = 1024;
 
+/// The smallest repetition penalty. Logits are divided by it: far below, they would be infinite, and no numbers after
+/// the next subtraction.
+pub const REPETITION_PENALTY_MIN: f32 = 0.01;
+
 /// Entries of `logit_bias`.
 pub const LOGIT_BIAS_MAX: usize = 1024;
 

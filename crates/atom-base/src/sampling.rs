@@ -23,7 +23,7 @@ pub struct SamplingParams {
     pub presence_penalty: f32,
     /// Subtracted per occurrence among the generated tokens. `-2 ..= 2`.
     pub frequency_penalty: f32,
-    /// Divides positive and multiplies negative logits of tokens in the prompt or generated. `(0, 2]`; 1 is off.
+    /// Divides positive and multiplies negative logits of tokens in the prompt or generated. `0.01 ..= 2`; 1 is off.
     pub repetition_penalty: f32,
     /// Added to the logits of these tokens. Each in `-100 ..= 100`.
     pub logit_bias: Box<[(TokenId, f32)]>,
@@ -108,9 +108,7 @@ impl SamplingParams {
         within("min_p", self.min_p, 0.0, 1.0)?;
         within("presence_penalty", self.presence_penalty, -2.0, 2.0)?;
         within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)?;
-        within("repetition_penalty", self.repetition_penalty, f32::MIN_POSITIVE, 2.0).map_err(|_| {
-            refuse("repetition_penalty", self.repetition_penalty, "above 0 and at most 2".into())
-        })?;
+        within("repetition_penalty", self.repetition_penalty, limits::REPETITION_PENALTY_MIN, 2.0)?;
         if self.logit_bias.len() > limits::LOGIT_BIAS_MAX {
             let expected = format!("at most {} entries", limits::LOGIT_BIAS_MAX);
             return Err(refuse("logit_bias", format!("{} entries", self.logit_bias.len()), expected));

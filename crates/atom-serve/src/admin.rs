@@ -1,8 +1,10 @@
 //! Orders to the whole engine, for whoever operates it: off unless [`ServerOptions::admin`]
 //! (crate::ServerOptions) is set. Each is a decision of the group, never of one lane.
 
+use crate::declare::NOTHING;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::openapi::{Routes, operations};
 use crate::phase::Phase;
 use crate::server::Server;
 use crate::{body, status};
@@ -11,19 +13,18 @@ use axum::extract::State;
 use axum::http::Request;
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
-use axum::routing::{Router, post};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// The routes, below `/admin`.
-pub(crate) fn routes(server: Arc<Server>) -> Router<Arc<Server>> {
-    Router::new()
-        .route("/admin/pause", post(pause))
-        .route("/admin/resume", post(resume))
-        .route("/admin/drain", post(drain))
-        .route("/admin/exit", post(exit))
-        .layer(from_fn_with_state(server, only_empty_json))
+pub(crate) fn routes(server: Arc<Server>) -> Routes {
+    Routes::new()
+        .post("/admin/pause", pause, &operations::PAUSE)
+        .post("/admin/resume", resume, &operations::RESUME)
+        .post("/admin/drain", drain, &operations::DRAIN)
+        .post("/admin/exit", exit, &operations::EXIT)
+        .behind(|routes| routes.layer(from_fn_with_state(server, only_empty_json)))
 }
 
 /// A page in the operator's browser can post anything but JSON to a server on the same machine. An order
@@ -38,7 +39,7 @@ async fn only_empty_json(
     whole.headers_mut().clone_from(&head.headers);
     let bytes = body::read(&server, whole).await?;
     if !bytes.is_empty() {
-        Fields::parse(&bytes)?.refuse_all()?;
+        Fields::parse(&bytes, &NOTHING)?.refuse_all()?;
     }
     Ok(next.run(Request::from_parts(head, Body::empty())).await)
 }

@@ -10,4 +10,4 @@ pub(crate) mod thinking;
 pub(crate) mod tools;
 
 pub(crate) use answer::ChatShape;
-pub(crate) use body::read;
+pub(crate) use body::{BODY, MESSAGES, PROMPT_FIELDS, read};

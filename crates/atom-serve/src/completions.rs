@@ -4,4 +4,4 @@ mod answer;
 mod body;
 
 pub(crate) use answer::CompletionShape;
-pub(crate) use body::read;
+pub(crate) use body::{BODY, read};

@@ -2,6 +2,8 @@
 //! `structured_outputs`. One of them at most, read here, compiled on the text thread, and given to the
 //! engine with every choice.
 
+use crate::declare::Takes::{Either, Flag, List, Object as Inner, OneOf, Schema, Short, Text, Unread, Word};
+use crate::declare::{Field, Object, Takes, field, needed};
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 use crate::generation::Work;
@@ -36,8 +38,7 @@ pub(crate) fn read(fields: &mut Fields) -> Result<Option<Wanted>, ApiError> {
             only(&mut wanted, name, read_source(name, kind, value)?)?;
         }
     }
-    if let Some(value) = fields.take("structured_outputs") {
-        let mut inner = Fields::nested("structured_outputs", value)?;
+    if let Some(mut inner) = fields.inner("structured_outputs")? {
         for kind in ["json", "regex", "choice", "grammar", "structural_tag"] {
             if let Some(value) = inner.take(kind) {
                 let name = inner.name(kind);
@@ -170,20 +171,20 @@ fn check_constrains(server: &Server, work: &Work, name: &str) -> Result<(), ApiE
 pub(crate) fn read_format(fields: &mut Fields, name: &str) -> Result<Option<Wanted>, ApiError> {
     let place = fields.name(name);
     let Some(value) = fields.take(name) else { return Ok(None) };
-    let mut inner = Fields::nested(&place, value)?;
+    let mut inner = Fields::nested(&place, value, &SCHEMA_FORMAT)?;
     let kind = inner.required_string("type", "it is one of text, json_object and json_schema")?;
+    if let Some(kind) = of_type(FORMATS, &kind) {
+        inner.is_declared_as(kind);
+    }
     let source = match kind.as_str() {
         "text" => None,
         "json_object" => Some(GrammarSource::JsonObject),
         "json_schema" => {
-            inner.string("name")?;
-            inner.string("description")?;
-            inner.boolean("strict")?;
             let schema = inner.take("schema").ok_or_else(|| ApiError::Missing {
                 name: inner.name("schema"),
                 expected: "send the JSON schema; for any JSON object, use the type json_object",
             })?;
-            Some(GrammarSource::JsonSchema(schema))
+            Some(GrammarSource::JsonSchema(schema_of(&inner.name("schema"), schema)?))
         }
         _ => {
             let expected = "one of \"text\", \"json_object\" and \"json_schema\"";
@@ -197,20 +198,23 @@ pub(crate) fn read_format(fields: &mut Fields, name: &str) -> Result<Option<Want
 fn read_response_format(fields: &mut Fields) -> Result<Option<Wanted>, ApiError> {
     let name = "response_format";
     let Some(value) = fields.take(name) else { return Ok(None) };
-    let mut inner = Fields::nested(name, value)?;
+    let mut inner = Fields::nested(name, value, &RESPONSE_SCHEMA)?;
     let kind = inner.string("type")?.ok_or_else(|| ApiError::Missing {
         name: inner.name("type"),
         expected: "it is one of text, json_object, json_schema and structural_tag",
     })?;
+    if let Some(kind) = of_type(RESPONSE_FORMATS, &kind) {
+        inner.is_declared_as(kind);
+    }
     let source = match kind.as_str() {
         "text" => None,
         "json_object" => Some(GrammarSource::JsonObject),
         "json_schema" => {
-            let schema = inner.take("json_schema").ok_or_else(|| ApiError::Missing {
+            let schema = inner.inner("json_schema")?.ok_or_else(|| ApiError::Missing {
                 name: inner.name("json_schema"),
                 expected: "send an object with a name and a schema",
             })?;
-            Some(read_json_schema(&inner.name("json_schema"), schema)?)
+            Some(read_json_schema(schema)?)
         }
         "structural_tag" => Some(read_tags(&mut inner)?),
         _ => {
@@ -223,18 +227,16 @@ fn read_response_format(fields: &mut Fields) -> Result<Option<Wanted>, ApiError>
 }
 
 /// `strict` changes nothing: the schema always holds.
-fn read_json_schema(name: &str, value: Value) -> Result<GrammarSource, ApiError> {
-    let mut inner = Fields::nested(name, value)?;
+fn read_json_schema(mut inner: Fields) -> Result<GrammarSource, ApiError> {
     let title = inner.string("name")?;
     if title.is_none_or(|title| title.is_empty()) {
         return Err(ApiError::Missing { name: inner.name("name"), expected: "give the schema a name" });
     }
-    inner.string("description")?;
-    inner.boolean("strict")?;
     let schema = inner.take("schema").ok_or_else(|| ApiError::Missing {
         name: inner.name("schema"),
         expected: "send the JSON schema; for any JSON object, use the type json_object",
     })?;
+    let schema = schema_of(&inner.name("schema"), schema)?;
     inner.finish()?;
     Ok(GrammarSource::JsonSchema(schema))
 }
@@ -242,9 +244,12 @@ fn read_json_schema(name: &str, value: Value) -> Result<GrammarSource, ApiError>
 fn read_source(name: &str, kind: &str, value: Value) -> Result<GrammarSource, ApiError> {
     match (kind, value) {
         // A schema may come as text, since some clients make it so.
-        ("json", value) => Ok(GrammarSource::JsonSchema(object_or_text(name, value)?)),
+        ("json", value) => Ok(GrammarSource::JsonSchema(schema_of(name, object_or_text(name, value)?)?)),
         ("regex", Value::String(text)) => Ok(GrammarSource::Regex(text)),
         ("grammar", Value::String(text)) => Ok(GrammarSource::Lark(text)),
+        ("choice", Value::Array(items)) if items.is_empty() => {
+            Err(wrong(name, &Value::Array(items), "a list of at least one string"))
+        }
         ("choice", Value::Array(items)) => {
             let choices = items.into_iter().enumerate().map(|(at, item)| match item {
                 Value::String(text) => Ok(text),
@@ -253,7 +258,7 @@ fn read_source(name: &str, kind: &str, value: Value) -> Result<GrammarSource, Ap
             Ok(GrammarSource::Choice(choices.collect::<Result<_, _>>()?))
         }
         ("structural_tag", value) => {
-            let mut inner = Fields::nested(name, object_or_text(name, value)?)?;
+            let mut inner = Fields::nested(name, object_or_text(name, value)?, &TAGS)?;
             if inner.string("type")?.is_some_and(|kind| kind != "structural_tag") {
                 return Err(ApiError::Unsupported {
                     name: inner.name("type"),
@@ -266,6 +271,14 @@ fn read_source(name: &str, kind: &str, value: Value) -> Result<GrammarSource, Ap
         }
         ("choice", other) => Err(wrong(name, &other, "a list of strings")),
         (_, other) => Err(wrong(name, &other, "a string")),
+    }
+}
+
+/// Nothing else is a JSON schema.
+fn schema_of(name: &str, value: Value) -> Result<Value, ApiError> {
+    match value {
+        Value::Object(_) | Value::Bool(_) => Ok(value),
+        other => Err(wrong(name, &other, "a JSON schema: an object, true or false")),
     }
 }
 
@@ -285,13 +298,18 @@ fn read_tags(fields: &mut Fields) -> Result<GrammarSource, ApiError> {
         structures.ok_or_else(|| missing(fields.name("structures"), "send a list of structures"))?;
     let triggers = fields.list("triggers")?;
     let triggers = triggers.ok_or_else(|| missing(fields.name("triggers"), "send a list of texts"))?;
+    for (name, items) in [("structures", &structures), ("triggers", &triggers)] {
+        if items.is_empty() {
+            return Err(wrong(&fields.name(name), &json!([]), "a list of at least one"));
+        }
+    }
     let triggers = triggers.into_iter().enumerate().map(|(at, item)| match item {
         Value::String(text) => Ok(text),
         other => Err(wrong(&format!("{}[{at}]", fields.name("triggers")), &other, "a string")),
     });
     let triggers = triggers.collect::<Result<_, _>>()?;
     let tags = structures.into_iter().enumerate().map(|(at, item)| {
-        let mut inner = Fields::nested(&format!("{}[{at}]", fields.name("structures")), item)?;
+        let mut inner = Fields::nested(&format!("{}[{at}]", fields.name("structures")), item, &STRUCTURE)?;
         let text = |inner: &mut Fields, name: &str| {
             let text = inner.string(name)?;
             text.ok_or_else(|| missing(inner.name(name), "send a text; it may be empty"))
@@ -299,6 +317,7 @@ fn read_tags(fields: &mut Fields) -> Result<GrammarSource, ApiError> {
         let (begin, end) = (text(&mut inner, "begin")?, text(&mut inner, "end")?);
         let schema =
             inner.take("schema").ok_or_else(|| missing(inner.name("schema"), "send a JSON schema"))?;
+        let schema = schema_of(&inner.name("schema"), schema)?;
         inner.finish()?;
         Ok(StructuralTag { begin, schema, end })
     });
@@ -343,3 +362,80 @@ impl TokenConstraint for Continuation {
 /// As the engine's own refusal, which nothing comes to from here.
 const NO_GRAMMARS: &str =
     "the device that it runs on can't hold the output to a grammar yet; one with --device cpu can";
+
+/// The kind of object whose `type` is this word.
+fn of_type(kinds: &[&'static Object], word: &str) -> Option<&'static Object> {
+    let says = |kind: &Object| matches!(kind.field("type"), Some(Field { takes: Word(words), .. }) if words.contains(&word));
+    kinds.iter().copied().find(|kind| says(kind))
+}
+
+/// What [`read`] takes.
+pub(crate) const FIELDS: &[Field] = &[
+    field(
+        "response_format",
+        OneOf(RESPONSE_FORMATS),
+        "What the answer is held to; one constraint at the most.",
+    ),
+    field("guided_json", SCHEMA_OR_TEXT, "A JSON schema."),
+    field("guided_regex", Text, "A regular expression for the whole answer."),
+    field("guided_choice", List(&Text, 1, usize::MAX), "One of these."),
+    field("guided_grammar", Text, "A grammar in Lark."),
+    field("structured_outputs", Inner(&STRUCTURED), "The same in one object."),
+];
+
+/// What [`read_format`] takes.
+pub(crate) const FORMAT: Field = field("format", OneOf(FORMATS), "What the answer is held to.");
+
+const STRUCTURED: Object = Object {
+    name: "StructuredOutputs",
+    groups: &[&[
+        field("json", SCHEMA_OR_TEXT, "A JSON schema."),
+        field("regex", Text, "A regular expression for the whole answer."),
+        field("choice", List(&Text, 1, usize::MAX), "One of these."),
+        field("grammar", Text, "A grammar in Lark."),
+        field("structural_tag", Either(&[Inner(&TAGS), Text]), "Tags within free text; may be JSON text."),
+        field("json_object", Flag, "Any JSON object."),
+    ]],
+};
+
+const RESPONSE_FORMATS: &[&Object] = &[&FREE, &ANY_OBJECT, &RESPONSE_SCHEMA, &RESPONSE_TAGS];
+/// Formats of the younger APIs.
+pub(crate) const FORMATS: &[&Object] = &[&FREE, &ANY_OBJECT, &SCHEMA_FORMAT];
+const FREE: Object = Object { name: "TextFormat", groups: &[&[needed("type", Word(&["text"]), "")]] };
+const ANY_OBJECT: Object =
+    Object { name: "JsonObjectFormat", groups: &[&[needed("type", Word(&["json_object"]), "")]] };
+const SCHEMA_FORMAT: Object = Object {
+    name: "JsonSchemaFormat",
+    groups: &[
+        &[needed("type", Word(&["json_schema"]), ""), field("name", Unread(&Text), ""), SCHEMA],
+        SCHEMA_WORDS,
+    ],
+};
+const RESPONSE_SCHEMA: Object = Object {
+    name: "JsonSchemaResponseFormat",
+    groups: &[&[needed("type", Word(&["json_schema"]), ""), needed("json_schema", Inner(&NAMED_SCHEMA), "")]],
+};
+const NAMED_SCHEMA: Object = Object {
+    name: "NamedJsonSchema",
+    groups: &[&[needed("name", Short(1, usize::MAX), ""), SCHEMA], SCHEMA_WORDS],
+};
+const RESPONSE_TAGS: Object = Object {
+    name: "StructuralTagResponseFormat",
+    groups: &[&[needed("type", Word(&["structural_tag"]), "")], TAG_FIELDS],
+};
+const TAGS: Object =
+    Object { name: "StructuralTags", groups: &[&[field("type", Word(&["structural_tag"]), "")], TAG_FIELDS] };
+const TAG_FIELDS: &[Field] = &[
+    needed("structures", List(&Inner(&STRUCTURE), 1, usize::MAX), "Each begins with one of the triggers."),
+    needed("triggers", List(&Short(1, usize::MAX), 1, usize::MAX), "Texts behind which a structure goes on."),
+];
+const STRUCTURE: Object =
+    Object { name: "Structure", groups: &[&[needed("begin", Text, ""), SCHEMA, needed("end", Text, "")]] };
+
+const SCHEMA: Field = needed("schema", Schema(JSON_SCHEMA), "A JSON schema; see docs/structured_output.md.");
+const SCHEMA_WORDS: &[Field] = &[
+    field("description", Unread(&Text), ""),
+    field("strict", Unread(&Flag), "Of no consequence: the schema always holds."),
+];
+const JSON_SCHEMA: &str = r#"{"type": ["object", "boolean"]}"#;
+const SCHEMA_OR_TEXT: Takes = Schema(r#"{"type": ["object", "boolean", "string"]}"#);

@@ -2,8 +2,10 @@
 //! `/stop_profile`, and `/debug/*`, which is off unless [`ServerOptions::debug`](crate::ServerOptions) is
 //! set.
 
+use crate::declare::NOTHING;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::openapi::{Routes, operations};
 use crate::server::Server;
 use crate::{body, status};
 use atom_telemetry::{Exposition, Kind};
@@ -11,13 +13,12 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
 use axum::response::Response;
-use axum::routing::{Router, get};
 use serde_json::json;
 use std::sync::Arc;
 
 /// The routes below `/debug`.
-pub(crate) fn debug_routes() -> Router<Arc<Server>> {
-    Router::new().route("/debug/cache_stats", get(cache_stats))
+pub(crate) fn debug_routes() -> Routes {
+    Routes::new().get("/debug/cache_stats", cache_stats, &operations::CACHE_STATS)
 }
 
 /// `GET /server_info`: what is served, and how it is laid out.
@@ -138,5 +139,5 @@ pub(crate) fn write_token_cache(server: &Server, out: &mut String) {
 /// An order has no fields. A browser's form can't send JSON, so a page of somebody else can't give it.
 async fn take_empty(server: &Server, request: Request<Body>) -> Result<(), ApiError> {
     let bytes = body::read(server, request).await?;
-    if bytes.is_empty() { Ok(()) } else { Fields::parse(&bytes)?.refuse_all() }
+    if bytes.is_empty() { Ok(()) } else { Fields::parse(&bytes, &NOTHING)?.refuse_all() }
 }

@@ -20,7 +20,8 @@
 //! The page at `/` (`ui`) is a client like any other; beside the API it asks for the last steps of every lane.
 //!
 //! What holds:
-//! * A field acts or is refused by name. What this server doesn't know is an error, never ignored.
+//! * A field acts or is refused by name. What this server doesn't know is an error, never ignored. Names, types and
+//!   bounds are data (`declare`), from which bodies are read and the OpenAPI document (`openapi`) is made.
 //! * A stream and a whole answer are made of the same pieces, so they can't say different things.
 //! * Every error is `{"error": {message, type, param, code}}` with the numbers in the message, and on the paths
 //!   of `messages` what Anthropic's clients expect instead.
@@ -40,6 +41,7 @@ mod completions;
 mod connection;
 mod constraint;
 mod cors;
+mod declare;
 mod engine;
 mod error;
 mod exchange;
@@ -50,6 +52,7 @@ mod inside;
 mod json;
 mod kept;
 mod messages;
+mod openapi;
 mod params;
 mod phase;
 mod prompt;

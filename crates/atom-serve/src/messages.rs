@@ -10,5 +10,5 @@ mod thinking;
 mod tools;
 
 pub(crate) use answer::MessagesShape;
-pub(crate) use body::{count, read};
+pub(crate) use body::{BODY, COUNT, count, read};
 pub(crate) use error::reshape;

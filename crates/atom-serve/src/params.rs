@@ -1,14 +1,22 @@
 //! The fields that chat and plain completions have in common.
 
 use crate::constraint::{self, Wanted};
+use crate::declare::Takes::{
+    Either, Flag, List, Never, Number, NumberAbove, Object as Inner, Only, Schema, Short, Text, Token,
+    Unread, Whole,
+};
+use crate::declare::{Field, Object, field, idle};
 use crate::error::ApiError;
 use crate::fields::{Fields, integer, wrong};
 use crate::server::Server;
-use atom_base::limits::{CHOICES_MAX, LOGIT_BIAS_MAX, STOP_TOKENS_MAX};
+use atom_base::limits::{
+    CHOICES_MAX, LOGIT_BIAS_MAX, REPETITION_PENALTY_MIN, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX,
+    STOP_TOKENS_MAX,
+};
 use atom_base::{LaneId, SamplingParams, TokenId};
 use atom_engine::GrammarRef;
 use atom_text::StopStrings;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 /// What a request asks of the continuation, whatever its prompt looks like.
 #[derive(Debug)]
@@ -74,12 +82,15 @@ impl Params {
     /// Takes the common fields. The model comes first: a request to the wrong server has no other fault.
     pub(crate) fn read(fields: &mut Fields, server: &Server) -> Result<Self, ApiError> {
         let model = server.resolve_model(fields.string("model")?)?;
-        take_harmless(fields)?;
-        refuse_unsupported(fields)?;
+        fields.take_idle()?;
         let sampling = read_sampling(fields, server)?;
-        let n = fields.integer("n", 1, i64::from(CHOICES_MAX))?.unwrap_or(1) as u32;
-        let wanted = json!(n);
-        fields.refuse_unless("best_of", "no choices are thrown away", |value| *value == wanted)?;
+        let n = fields.integer("n")?.unwrap_or(1) as u32;
+        if fields.integer("best_of")?.is_some_and(|best| best != i64::from(n)) {
+            return Err(ApiError::Unsupported {
+                name: "best_of".into(),
+                reason: "no choices are thrown away",
+            });
+        }
         Ok(Self {
             model,
             sampling,
@@ -88,9 +99,7 @@ impl Params {
             stops: read_stops(fields)?,
             stop_token_ids: read_stop_tokens(fields, server.engine.limits().vocab_size)?,
             ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
-            lane: fields
-                .integer("data_parallel_rank", 0, i64::from(u16::MAX))?
-                .map(|lane| LaneId(lane as u16)),
+            lane: fields.integer("data_parallel_rank")?.map(|lane| LaneId(lane as u16)),
             constraint: constraint::read(fields)?,
             grammar: None,
             stream: read_stream(fields)?,
@@ -98,48 +107,11 @@ impl Params {
     }
 }
 
-/// Fields that can't change an answer and that clients send by habit: bookkeeping of OpenAI's own.
-fn take_harmless(fields: &mut Fields) -> Result<(), ApiError> {
-    for name in ["user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"] {
-        fields.string(name)?;
-    }
-    fields.object("metadata")?;
-    fields.refuse_unless("store", "nothing is stored", |value| *value == json!(false))?;
-    fields.refuse_unless("service_tier", "there is one tier", |value| {
-        ["auto", "default"].iter().any(|tier| value == tier)
-    })
-}
-
-/// Fields that would change the answer and that are not built, but for the values that ask for nothing.
-fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
-    fields.refuse_unless("verbosity", "no model here knows it", |value| value == "medium")?;
-    fields.refuse_unless("modalities", "it writes text only", |value| *value == json!(["text"]))?;
-    fields.refuse_unless("suffix", "it only continues text", |value| value == "")?;
-    for (name, reason) in NEVER {
-        fields.refuse_unless(name, reason, |_| false)?;
-    }
-    Ok(())
-}
-
-/// Fields of conversations, for endpoints that have none, but for the values that ask for nothing.
-pub(crate) fn refuse_conversation(fields: &mut Fields) -> Result<(), ApiError> {
-    let empty_list = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
-    let is_none = |value: &Value| value == "none";
-    fields.refuse_unless("tools", CONVERSATION, empty_list)?;
-    fields.refuse_unless("tool_choice", CONVERSATION, is_none)?;
-    fields.refuse_unless("functions", CONVERSATION, empty_list)?;
-    fields.refuse_unless("function_call", CONVERSATION, is_none)?;
-    for name in ["parallel_tool_calls", "reasoning_effort", "thinking"] {
-        fields.refuse_unless(name, CONVERSATION, |_| false)?;
-    }
-    Ok(())
-}
-
 fn read_sampling(fields: &mut Fields, server: &Server) -> Result<SamplingParams, ApiError> {
     let defaults = &server.options.defaults;
     let vocab = server.engine.limits().vocab_size as u32;
-    let top_k = fields.integer("top_k", -1, i64::from(u32::MAX))?;
-    let seed = fields.integer("seed", i64::MIN, i64::MAX)?;
+    let top_k = fields.integer("top_k")?;
+    let seed = fields.integer("seed")?;
     let sampling = SamplingParams {
         temperature: fields.number("temperature")?.unwrap_or(defaults.temperature),
         top_p: fields.number("top_p")?.unwrap_or(defaults.top_p),
@@ -179,6 +151,12 @@ fn read_logit_bias(fields: &mut Fields) -> Result<Box<[(TokenId, f32)]>, ApiErro
                 })?;
             let bias =
                 value.as_f64().ok_or_else(|| wrong(&format!("logit_bias.{key}"), value, "a number"))?;
+            // Before it is rounded.
+            if !(-100.0..=100.0).contains(&bias) {
+                let found = format!("{value} for token {key}");
+                let expected = "from -100 to 100".into();
+                return Err(ApiError::BadField { name: "logit_bias".into(), found, expected });
+            }
             Ok((token, bias as f32))
         })
         .collect()
@@ -186,8 +164,8 @@ fn read_logit_bias(fields: &mut Fields) -> Result<Box<[(TokenId, f32)]>, ApiErro
 
 /// `max_completion_tokens` is the newer name, and wins.
 fn read_max_tokens(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
-    let older = fields.integer("max_tokens", 0, i64::from(u32::MAX))?;
-    let newer = fields.integer("max_completion_tokens", 0, i64::from(u32::MAX))?;
+    let older = fields.integer("max_tokens")?;
+    let newer = fields.integer("max_completion_tokens")?;
     Ok(newer.or(older).map(|tokens| tokens as u32))
 }
 
@@ -223,16 +201,13 @@ pub(crate) fn token_id(name: &str, value: &Value, vocab: usize) -> Result<TokenI
 
 fn read_stream(fields: &mut Fields) -> Result<Option<StreamOptions>, ApiError> {
     let streams = fields.boolean("stream")?.unwrap_or(false);
-    let Some(options) = fields.take("stream_options") else {
+    let Some(mut inner) = fields.inner("stream_options")? else {
         return Ok(streams.then(StreamOptions::default));
     };
-    let mut inner = Fields::nested("stream_options", options)?;
     let options = StreamOptions {
         include_usage: inner.boolean("include_usage")?.unwrap_or(false),
         continuous_usage_stats: inner.boolean("continuous_usage_stats")?.unwrap_or(false),
     };
-    // OpenAI pads its chunks against traffic analysis; a client may turn off what we don't do.
-    inner.refuse_unless("include_obfuscation", "chunks are not padded", |value| *value == json!(false))?;
     inner.finish()?;
     if !streams {
         return Err(ApiError::BadField {
@@ -244,12 +219,85 @@ fn read_stream(fields: &mut Fields) -> Result<Option<StreamOptions>, ApiError> {
     Ok(Some(options))
 }
 
-const CONVERSATION: &str = "it is for conversations: /v1/chat/completions";
-
-/// Fields for which no value means nothing.
-const NEVER: [(&str, &str); 4] = [
-    ("audio", "it writes text only"),
-    ("prediction", "predicted outputs are not built"),
-    ("web_search_options", "it searches nothing"),
-    ("logits_processors", "no code is taken from clients"),
+/// What [`Params::read`] takes, but for the tokens of the answer: their number may be 0 in one API.
+pub(crate) const FIELDS: &[Field] = &[
+    MODEL,
+    field("temperature", Number(0.0, 2.0), "0: the likeliest token always."),
+    field("top_p", NumberAbove(0.0, 1.0), "The smallest set of tokens with this probability."),
+    field("top_k", Whole(-1, U32), "So many of the likeliest tokens; 0 and -1: all."),
+    field("min_p", Number(0.0, 1.0), "Tokens at least so likely, compared with the likeliest."),
+    field("seed", Whole(i64::MIN, i64::MAX), "The same seed, the same answer."),
+    field("n", Whole(1, CHOICES_MAX as i64), "Choices for each prompt."),
+    field("best_of", Whole(1, CHOICES_MAX as i64), "Only what `n` says: no choices are thrown away."),
+    field(
+        "stop",
+        Either(&[STOP, List(&STOP, 0, STOP_STRINGS_MAX)]),
+        "Texts that end the answer, and are no part of it.",
+    ),
+    field("stop_token_ids", List(&Token, 0, STOP_TOKENS_MAX), "Tokens that end the answer."),
+    field("ignore_eos", Flag, "The answer goes on behind the model's own end."),
+    field("presence_penalty", Number(-2.0, 2.0), "Against tokens that came already."),
+    field("frequency_penalty", Number(-2.0, 2.0), "Against tokens, as often as they came."),
+    field("repetition_penalty", Number(0.01, 2.0), "Against tokens of prompt and answer; 1: none."),
+    field("logit_bias", Schema(LOGIT_BIAS), "Added to the logits of these tokens."),
+    field("stream", Flag, "The answer as server-sent events."),
+    field("stream_options", Inner(&STREAM_OPTIONS), "Only with `stream`."),
+    field("data_parallel_rank", Whole(0, u16::MAX as i64), "The lane that computes it."),
+    field("user", Unread(&Text), ""),
+    field("safety_identifier", Unread(&Text), ""),
+    field("prompt_cache_key", Unread(&Text), "Of no consequence: prompts are found by their tokens."),
+    field("prompt_cache_retention", Unread(&Text), "Of no consequence."),
+    field("metadata", Unread(&crate::declare::Takes::Map), ""),
+    idle("store", Only(&["false"], "nothing is stored")),
+    idle("service_tier", Only(&["\"auto\"", "\"default\""], "there is one tier")),
+    idle("verbosity", Only(&["\"medium\""], "no model here knows it")),
+    idle("modalities", Only(&["[\"text\"]"], "it writes text only")),
+    idle("suffix", Only(&["\"\""], "it only continues text")),
+    idle("audio", Never("it writes text only")),
+    idle("prediction", Never("predicted outputs are not built")),
+    idle("web_search_options", Never("it searches nothing")),
+    idle("logits_processors", Never("no code is taken from clients")),
 ];
+
+/// The same in every body.
+pub(crate) const MODEL: Field = field("model", Text, "One of the served names; absent: the model.");
+
+/// Of a conversation's answer.
+pub(crate) const CHAT_LENGTH: &[Field] = &[
+    field("max_tokens", Whole(1, U32), "Tokens of the answer; absent: what is left of the context."),
+    field("max_completion_tokens", Whole(1, U32), "The newer name, and wins."),
+];
+
+/// Fields of conversations, for endpoints that have none, but for the values that ask for nothing.
+pub(crate) const NO_CONVERSATION: &[Field] = &[
+    idle("tools", Only(&["[]"], CONVERSATION)),
+    idle("tool_choice", Only(&["\"none\""], CONVERSATION)),
+    idle("functions", Only(&["[]"], CONVERSATION)),
+    idle("function_call", Only(&["\"none\""], CONVERSATION)),
+    idle("parallel_tool_calls", Never(CONVERSATION)),
+    idle("reasoning_effort", Never(CONVERSATION)),
+    idle("thinking", Never(CONVERSATION)),
+];
+
+const STREAM_OPTIONS: Object = Object {
+    name: "StreamOptions",
+    groups: &[&[
+        field("include_usage", Flag, "One more chunk at the end, with the usage and no choices."),
+        field("continuous_usage_stats", Flag, "The usage so far in every chunk."),
+        // OpenAI pads its chunks against traffic analysis; a client may turn off what we don't do.
+        idle("include_obfuscation", Only(&["false"], "chunks are not padded")),
+    ]],
+};
+
+const STOP: crate::declare::Takes = Short(1, STOP_STRING_BYTES_MAX);
+
+const LOGIT_BIAS: &str = r#"{"type": "object", "propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}, "maxProperties": 1024}"#;
+const _: () = assert!(LOGIT_BIAS_MAX == 1024, "as it is declared");
+
+const _: () = assert!(REPETITION_PENALTY_MIN == 0.01, "as it is declared");
+
+/// The largest number of tokens that can be said.
+pub(crate) const U32: i64 = u32::MAX as i64;
+
+const CONVERSATION: &str = "it is for conversations: /v1/chat/completions";

@@ -8,4 +8,4 @@ mod items;
 mod tools;
 
 pub(crate) use answer::ResponsesShape;
-pub(crate) use body::read;
+pub(crate) use body::{BODY, read};

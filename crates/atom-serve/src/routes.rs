@@ -4,6 +4,7 @@ use crate::connection::{Peer, TwoLengths};
 use crate::error::ApiError;
 use crate::exchange::Due;
 use crate::generation::{Admission, Generation, Work};
+use crate::openapi::{Guards, Routes, operations};
 use crate::record::{Asked, Head, Logged, Record};
 use crate::server::Server;
 use crate::shape::Shape;
@@ -18,7 +19,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{Router, get, post};
+use axum::routing::Router;
 use bytes::Bytes;
 use std::convert::Infallible;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -33,45 +34,47 @@ pub fn router(server: Arc<Server>) -> Router {
 
 /// The same; `is_local`: on a listener that this machine alone can reach.
 pub(crate) fn router_for(server: Arc<Server>, is_local: bool) -> Router {
-    let admin = if server.options.admin { admin::routes(server.clone()) } else { Router::new() };
-    let debug = if server.options.debug { inside::debug_routes() } else { Router::new() };
-    let ui = if server.options.ui { ui::routes() } else { Router::new() };
-    let routes = Router::new()
-        .merge(admin)
-        .merge(debug)
-        .merge(ui)
-        .route("/v1/chat/completions", post(chat_completions))
-        .route("/v1/completions", post(plain_completions))
-        .route("/v1/responses", post(responses))
-        .route("/v1/messages", post(messages))
-        .route("/v1/messages/count_tokens", post(count_tokens))
-        .route("/v1/chat/completions/render", post(tokens::render_chat))
-        .route("/v1/completions/render", post(tokens::render_completions))
-        .route("/tokenize", post(tokens::tokenize))
-        .route("/detokenize", post(tokens::detokenize))
-        .route("/tokenizer_info", get(tokens::tokenizer_info))
-        .route("/server_info", get(inside::server_info))
-        .route("/start_profile", post(inside::start_profile))
-        .route("/stop_profile", post(inside::stop_profile))
-        .route("/v1/models", get(status::models))
-        .route("/v1/models/{*name}", get(status::model))
-        .route("/health", get(status::health))
-        .route("/health/live", get(status::live))
-        .route("/health/ready", get(status::ready))
-        .route("/metrics", get(status::metrics))
-        .route("/version", get(status::version))
-        .route("/ping", get(status::health))
-        .fallback(no_such_path)
-        .method_not_allowed_fallback(method_not_allowed)
-        .layer(from_fn_with_state(server.clone(), auth::check));
     let options = &server.options;
     // A name that was rebound has no certificate here, and a page of another site no key.
     let is_bare = options.api_keys.is_empty() && options.tls.is_none();
-    let routes = if is_local && is_bare && !options.hosts.is_any() && !options.cors.is_any() {
-        routes.layer(from_fn_with_state(server.clone(), hosts::check))
-    } else {
-        routes
+    let guards = Guards {
+        keys: !options.api_keys.is_empty(),
+        hosts: is_local && is_bare && !options.hosts.is_any() && !options.cors.is_any(),
     };
+    let admin = if server.options.admin { admin::routes(server.clone()) } else { Routes::new() };
+    let debug = if server.options.debug { inside::debug_routes() } else { Routes::new() };
+    let ui = if server.options.ui { ui::routes() } else { Routes::new() };
+    let routes = Routes::new()
+        .merge(admin)
+        .merge(debug)
+        .merge(ui)
+        .post("/v1/chat/completions", chat_completions, &operations::CHAT)
+        .post("/v1/completions", plain_completions, &operations::COMPLETIONS)
+        .post("/v1/responses", responses, &operations::RESPONSES)
+        .post("/v1/messages", messages, &operations::MESSAGES)
+        .post("/v1/messages/count_tokens", count_tokens, &operations::COUNT_TOKENS)
+        .post("/v1/chat/completions/render", tokens::render_chat, &operations::RENDER_CHAT)
+        .post("/v1/completions/render", tokens::render_completions, &operations::RENDER_COMPLETIONS)
+        .post("/tokenize", tokens::tokenize, &operations::TOKENIZE)
+        .post("/detokenize", tokens::detokenize, &operations::DETOKENIZE)
+        .get("/tokenizer_info", tokens::tokenizer_info, &operations::TOKENIZER_INFO)
+        .get("/server_info", inside::server_info, &operations::SERVER_INFO)
+        .post("/start_profile", inside::start_profile, &operations::START_PROFILE)
+        .post("/stop_profile", inside::stop_profile, &operations::STOP_PROFILE)
+        .get("/v1/models", status::models, &operations::MODELS)
+        .get("/v1/models/{*name}", status::model, &operations::MODEL)
+        .get("/health", status::health, &operations::HEALTH)
+        .get("/health/live", status::live, &operations::LIVE)
+        .get("/health/ready", status::ready, &operations::READY)
+        .get("/metrics", status::metrics, &operations::METRICS)
+        .get("/version", status::version, &operations::VERSION)
+        .get("/ping", status::health, &operations::PING)
+        .documented(&server, guards)
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(from_fn_with_state(server.clone(), auth::check));
+    let routes =
+        if guards.hosts { routes.layer(from_fn_with_state(server.clone(), hosts::check)) } else { routes };
     // Outside the keys: a preflight has none.
     let routes = match server.options.cors.layer() {
         Some(cors) => routes.layer(cors),
@@ -269,4 +272,4 @@ const REQUEST_ID_BYTES_MAX: usize = 128;
 const SHOWN_CHARS_MAX: usize = 128;
 const KNOWN_PATHS: &str = "/v1/chat/completions, /v1/completions (each with /render), /v1/responses, /v1/messages, \
     /v1/messages/count_tokens, /v1/models, /tokenize, /detokenize, /tokenizer_info, /health, /health/live, \
-    /health/ready, /metrics, /server_info, /start_profile, /stop_profile, /version and /ping";
+    /health/ready, /metrics, /server_info, /start_profile, /stop_profile, /openapi.json, /version and /ping";

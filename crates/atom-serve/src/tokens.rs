@@ -2,10 +2,12 @@
 //! `GET /tokenizer_info`, and the `/render` beside each generating endpoint, which gives the tokens that the
 //! same body would be computed from.
 
+use crate::declare::Takes::{Flag, List, Only, Text, Token};
+use crate::declare::{Field, Object, field, idle, needed};
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 use crate::generation::Work;
-use crate::params::token_id;
+use crate::params::{MODEL, token_id};
 use crate::prompt::encode;
 use crate::server::Server;
 use crate::{body, chat, completions, status};
@@ -25,7 +27,7 @@ pub(crate) async fn tokenize(
     let _running = server.phases.begin().ok_or(ApiError::Draining)?;
     let bytes = body::read(&server, request).await?;
     let answer = server.on_text_thread(move |server| {
-        let fields = Fields::parse(&bytes)?;
+        let fields = Fields::parse(&bytes, &EITHER)?;
         let asked = Asked::read(fields, server)?;
         let strings = |token: &TokenId| server.text.tokenizer.written(*token);
         Ok(json!({
@@ -46,7 +48,7 @@ pub(crate) async fn detokenize(
     let _running = server.phases.begin().ok_or(ApiError::Draining)?;
     let bytes = body::read(&server, request).await?;
     let answer = server.on_text_thread(move |server| {
-        let mut fields = Fields::parse(&bytes)?;
+        let mut fields = Fields::parse(&bytes, &DETOKENIZE)?;
         server.resolve_model(fields.string("model")?)?;
         let items = fields
             .list("tokens")?
@@ -127,6 +129,7 @@ impl Asked {
         let with_strings = fields.boolean("return_token_strs")?.unwrap_or(false);
         let tokens = match (fields.take("prompt"), fields.take("messages")) {
             (Some(Value::String(text)), None) => {
+                fields.is_declared_as(&TOKENIZE_TEXT);
                 server.resolve_model(fields.string("model")?)?;
                 let add_special = fields.boolean("add_special_tokens")?.unwrap_or(true);
                 fields.finish()?;
@@ -147,13 +150,13 @@ impl Asked {
 
     /// Read as a chat request of these fields, so that the tokens are those of one.
     fn of_messages(mut fields: Fields, messages: Value, server: &Server) -> Result<Arc<[TokenId]>, ApiError> {
-        let reason = "the chat template writes the special tokens";
-        fields.refuse_unless("add_special_tokens", reason, |value| *value == json!(false))?;
+        fields.is_declared_as(&TOKENIZE_MESSAGES);
+        fields.take_idle()?;
         let mut chat = Map::new();
         chat.insert("messages".into(), messages);
-        for name in CHAT_FIELDS {
-            if let Some(value) = fields.take(name) {
-                chat.insert(name.into(), value);
+        for field in [MODEL].iter().chain(chat::PROMPT_FIELDS) {
+            if let Some(value) = fields.take(field.name) {
+                chat.insert(field.name.into(), value);
             }
         }
         fields.finish()?;
@@ -167,14 +170,38 @@ impl Asked {
 /// Those that a model may lack are null.
 const SPECIAL_TOKENS: [&str; 4] = ["bos_token", "eos_token", "unk_token", "pad_token"];
 
-/// What changes the prompt of a conversation.
-const CHAT_FIELDS: [&str; 8] = [
-    "model",
-    "add_generation_prompt",
-    "chat_template_kwargs",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    "reasoning_effort",
-    "thinking",
-];
+/// What a body of `/tokenize` may have.
+pub(crate) const TOKENIZE: &[&Object] = &[&TOKENIZE_TEXT, &TOKENIZE_MESSAGES];
+
+/// One of them, before it is known which.
+const EITHER: Object =
+    Object { name: "TokenizeRequest", groups: &[&[field("prompt", Text, ""), chat::MESSAGES, WITH_STRINGS]] };
+const TOKENIZE_TEXT: Object = Object {
+    name: "TokenizeTextRequest",
+    groups: &[&[
+        needed("prompt", Text, "A text."),
+        field("add_special_tokens", Flag, "False: without the tokenizer's own BOS."),
+        WITH_STRINGS,
+        MODEL,
+    ]],
+};
+const TOKENIZE_MESSAGES: Object = Object {
+    name: "TokenizeMessagesRequest",
+    groups: &[
+        &[
+            chat::MESSAGES,
+            idle("add_special_tokens", Only(&["false"], "the chat template writes the special tokens")),
+            WITH_STRINGS,
+            MODEL,
+        ],
+        chat::PROMPT_FIELDS,
+    ],
+};
+const WITH_STRINGS: Field =
+    field("return_token_strs", Flag, "`token_strs` says how the vocabulary writes each token.");
+
+/// What a body of `/detokenize` may have.
+pub(crate) const DETOKENIZE: Object = Object {
+    name: "DetokenizeRequest",
+    groups: &[&[needed("tokens", List(&Token, 0, usize::MAX), "Tokens of the vocabulary."), MODEL]],
+};

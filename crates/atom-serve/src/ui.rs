@@ -5,25 +5,21 @@
 
 mod steps;
 
-use crate::server::Server;
+use crate::openapi::{Operation, Routes, operations};
 use atom_base::hash::{FNV_64, fnv1a_64};
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::Response;
-use axum::routing::{Router, get};
-use std::sync::Arc;
 
 pub(crate) use steps::VIEWERS_MAX;
 
 /// The page and the stream that it draws.
-pub(crate) fn routes() -> Router<Arc<Server>> {
-    let routes = Router::new().route("/debug/steps", get(steps::stream));
+pub(crate) fn routes() -> Routes {
+    let routes = Routes::new().get("/debug/steps", steps::stream, &operations::STEPS);
     ASSETS.iter().fold(routes, |routes, asset| {
         let tag = asset.tag();
-        routes.route(
-            asset.path,
-            get(move |headers: HeaderMap| std::future::ready(asset.respond(&headers, &tag))),
-        )
+        let respond = move |headers: HeaderMap| std::future::ready(asset.respond(&headers, &tag));
+        routes.get(asset.path, respond, &asset.operation)
     })
 }
 
@@ -37,6 +33,7 @@ struct Asset {
     path: &'static str,
     kind: &'static str,
     text: &'static str,
+    operation: Operation,
 }
 
 impl Asset {
@@ -93,17 +90,27 @@ const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 
-#[rustfmt::skip]
-const ASSETS: &[Asset] = &[
-    Asset { path: "/", kind: HTML, text: include_str!("../assets/index.html") },
-    Asset { path: "/ui/atom.css", kind: CSS, text: include_str!("../assets/atom.css") },
-    Asset { path: "/ui/favicon.svg", kind: SVG, text: include_str!("../assets/favicon.svg") },
-    Asset { path: "/ui/theme.js", kind: SCRIPT, text: include_str!("../assets/theme.js") },
-    Asset { path: "/ui/atom.js", kind: SCRIPT, text: include_str!("../assets/atom.js") },
-    Asset { path: "/ui/chat.js", kind: SCRIPT, text: include_str!("../assets/chat.js") },
-    Asset { path: "/ui/message.js", kind: SCRIPT, text: include_str!("../assets/message.js") },
-    Asset { path: "/ui/markdown.js", kind: SCRIPT, text: include_str!("../assets/markdown.js") },
-    Asset { path: "/ui/server.js", kind: SCRIPT, text: include_str!("../assets/server.js") },
-    Asset { path: "/ui/group.js", kind: SCRIPT, text: include_str!("../assets/group.js") },
-    Asset { path: "/ui/lanes.js", kind: SCRIPT, text: include_str!("../assets/lanes.js") },
+macro_rules! asset {
+    ($path:literal, $kind:ident, $file:literal, $id:literal) => {
+        Asset {
+            path: $path,
+            kind: $kind,
+            text: include_str!(concat!("../assets/", $file)),
+            operation: operations::asset($id, $kind),
+        }
+    };
+}
+
+static ASSETS: &[Asset] = &[
+    asset!("/", HTML, "index.html", "page"),
+    asset!("/ui/atom.css", CSS, "atom.css", "pageStyle"),
+    asset!("/ui/favicon.svg", SVG, "favicon.svg", "pageFavicon"),
+    asset!("/ui/theme.js", SCRIPT, "theme.js", "pageTheme"),
+    asset!("/ui/atom.js", SCRIPT, "atom.js", "pageAtom"),
+    asset!("/ui/chat.js", SCRIPT, "chat.js", "pageChat"),
+    asset!("/ui/message.js", SCRIPT, "message.js", "pageMessage"),
+    asset!("/ui/markdown.js", SCRIPT, "markdown.js", "pageMarkdown"),
+    asset!("/ui/server.js", SCRIPT, "server.js", "pageServer"),
+    asset!("/ui/group.js", SCRIPT, "group.js", "pageGroup"),
+    asset!("/ui/lanes.js", SCRIPT, "lanes.js", "pageLanes"),
 ];

@@ -1,11 +1,13 @@
 //! The messages of a chat completion, as OpenAI's clients send them and send them back.
 
 use super::history::{History, PastArguments, PastCall, Turn};
-use super::tools::past_tool_name;
+use super::tools::{PAST_TOOL_NAME, past_tool_name};
+use crate::declare::Takes::{Either, List, Never, Object as Inner, Only, Schema, Text, Unread, Whole, Word};
+use crate::declare::{Field, Object, Takes, field, idle, needed};
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 use atom_text::flatten_content;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 /// Takes `messages`.
 pub(crate) fn read(fields: &mut Fields) -> Result<History, ApiError> {
@@ -26,11 +28,17 @@ pub(crate) fn read(fields: &mut Fields) -> Result<History, ApiError> {
 }
 
 fn read_message(place: &str, item: Value) -> Result<(Turn, Option<String>), ApiError> {
-    let mut fields = Fields::nested(place, item)?;
+    let mut fields = Fields::nested(place, item, &MESSAGE)?;
     let role = fields.string("role")?.ok_or_else(|| ApiError::Missing {
         name: fields.name("role"),
         expected: "it is one of system, developer, user, assistant and tool",
     })?;
+    let kind = KINDS.iter().find(|kind| {
+        matches!(kind.field("role"), Some(Field { takes: Word(roles), .. }) if roles.contains(&&*role))
+    });
+    if let Some(kind) = kind {
+        fields.is_declared_as(kind);
+    }
     let name = fields.string("name")?;
     let turn = match role.as_str() {
         // The API's newer word for the same; templates know the older one.
@@ -50,9 +58,6 @@ fn read_message(place: &str, item: Value) -> Result<(Turn, Option<String>), ApiE
         }
         _ => return Err(wrong(&fields.name("role"), &role.into(), ROLES)),
     };
-    // What some clients write into every message, as long as it says nothing.
-    fields.refuse_unless("tool_calls", "only the assistant calls tools", |value| *value == json!([]))?;
-    fields.refuse_unless("annotations", "they would not reach the model", |value| *value == json!([]))?;
     fields.finish()?;
     Ok((turn, name))
 }
@@ -73,11 +78,6 @@ fn read_assistant(fields: &mut Fields) -> Result<Turn, ApiError> {
     let calls = items.into_iter().enumerate().map(|(at, item)| read_call(&format!("{place}[{at}]"), item));
     let calls = calls.collect::<Result<Vec<_>, _>>()?;
     let reasoning = read_reasoning(fields)?;
-    fields.refuse_unless("function_call", "send 'tool_calls' instead", |_| false)?;
-    fields.refuse_unless("refusal", "it would not reach the model; send it as 'content'", |_| false)?;
-    fields.refuse_unless("audio", "it reads text only", |_| false)?;
-    // The content once more, as the Python client parsed it.
-    fields.take("parsed");
     let content = match fields.take("content") {
         Some(content) => flatten_content(&content, &fields.name("content"))?.into_owned(),
         None if calls.is_empty() && reasoning.is_none() => {
@@ -104,7 +104,7 @@ fn read_reasoning(fields: &mut Fields) -> Result<Option<String>, ApiError> {
 }
 
 fn read_call(place: &str, item: Value) -> Result<PastCall, ApiError> {
-    let mut fields = Fields::nested(place, item)?;
+    let mut fields = Fields::nested(place, item, &CALL)?;
     if let Some(kind) = fields.string("type")?.filter(|kind| kind != "function") {
         return Err(wrong(&fields.name("type"), &kind.into(), "\"function\", the only type built here"));
     }
@@ -112,25 +112,99 @@ fn read_call(place: &str, item: Value) -> Result<PastCall, ApiError> {
         name: fields.name("id"),
         expected: "it is how the tool's answer names the call",
     })?;
-    // Left over from the chunks of a stream.
-    fields.integer("index", 0, i64::from(u32::MAX))?;
-    let place = fields.name("function");
-    let function = fields.take("function").ok_or_else(|| ApiError::Missing {
-        name: place.clone(),
+    let function = fields.inner("function")?.ok_or_else(|| ApiError::Missing {
+        name: fields.name("function"),
         expected: "send the name and the arguments that were called",
     })?;
     fields.finish()?;
-    let mut fields = Fields::nested(&place, function)?;
+    let mut fields = function;
     let name = fields.string("name")?.ok_or_else(|| ApiError::Missing {
         name: fields.name("name"),
         expected: "it is the tool that was called",
     })?;
     let name = past_tool_name(name, &fields.name("name"))?;
     let arguments = PastArguments::read(&fields.string("arguments")?.unwrap_or_default());
-    // The arguments once more, as the Python client parsed them.
-    fields.take("parsed_arguments");
     fields.finish()?;
     Ok(PastCall { id, name, arguments })
 }
 
 const ROLES: &str = "one of \"system\", \"developer\", \"user\", \"assistant\" and \"tool\"";
+
+/// Messages by their role.
+pub(crate) const KINDS: &[&Object] = &[&SYSTEM, &USER, &ASSISTANT, &TOOL];
+
+/// A message of which nothing is known yet.
+const MESSAGE: Object = Object {
+    name: "ChatMessage",
+    groups: &[
+        &[needed("role", Word(&["system", "developer", "user", "assistant", "tool", "function"]), "")],
+        NAMED,
+    ],
+};
+const SYSTEM: Object = Object {
+    name: "ChatSystemMessage",
+    groups: &[&[needed("role", Word(&["system", "developer"]), ""), CONTENT], NAMED, NO_CALLS],
+};
+const USER: Object = Object {
+    name: "ChatUserMessage",
+    groups: &[&[needed("role", Word(&["user"]), ""), CONTENT], NAMED, NO_CALLS],
+};
+const TOOL: Object = Object {
+    name: "ChatToolMessage",
+    groups: &[
+        &[
+            needed("role", Word(&["tool"]), ""),
+            needed("tool_call_id", Text, "The call that it answers."),
+            CONTENT,
+        ],
+        NAMED,
+        NO_CALLS,
+    ],
+};
+const ASSISTANT: Object = Object {
+    name: "ChatAssistantMessage",
+    groups: &[
+        &[
+            needed("role", Word(&["assistant"]), ""),
+            field("content", TEXTS, "May be absent beside calls or thoughts."),
+            field("reasoning_content", Text, "What it thought."),
+            field("reasoning", Text, "The same by another name."),
+            field("tool_calls", List(&Inner(&CALL), 0, usize::MAX), ""),
+            // What an answer had beside these, and clients send back.
+            field("parsed", Unread(&Schema("{}")), "The content once more, as the Python client parsed it."),
+            idle("function_call", Never("send 'tool_calls' instead")),
+            idle("refusal", Never("it would not reach the model; send it as 'content'")),
+            idle("audio", Never("it reads text only")),
+            ANNOTATIONS,
+        ],
+        NAMED,
+    ],
+};
+const CALL: Object = Object {
+    name: "ChatCall",
+    groups: &[&[
+        field("type", Word(&["function"]), ""),
+        needed("id", Text, "How the tool's answer names the call."),
+        field("index", Unread(&Whole(0, u32::MAX as i64)), "Left over from the chunks of a stream."),
+        needed("function", Inner(&CALLED), ""),
+    ]],
+};
+const CALLED: Object = Object {
+    name: "ChatCalledFunction",
+    groups: &[&[
+        needed("name", PAST_TOOL_NAME, ""),
+        field("arguments", Text, "JSON text, as the model wrote it."),
+        field("parsed_arguments", Unread(&Schema("{}")), "The same, as the Python client parsed them."),
+    ]],
+};
+
+const NAMED: &[Field] = &[field("name", Text, "For the template.")];
+/// What some clients write into every message, as long as it says nothing.
+const NO_CALLS: &[Field] =
+    &[idle("tool_calls", Only(&["[]"], "only the assistant calls tools")), ANNOTATIONS];
+const ANNOTATIONS: Field = idle("annotations", Only(&["[]"], "they would not reach the model"));
+const CONTENT: Field = needed("content", TEXTS, "A text, or parts that are joined by line breaks.");
+const TEXTS: Takes = Either(&[Text, List(&Schema(PART), 0, usize::MAX)]);
+/// See [`flatten_content`], which looks at nothing else.
+const PART: &str = r#"{"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"]}"#;

@@ -1,6 +1,8 @@
 //! Whether and how much the model thinks before it answers: what a request says of it becomes variables of
 //! the chat template, where the template knows one, and is refused where it doesn't.
 
+use crate::declare::Takes::{Never, Word};
+use crate::declare::{Field, Object, field, idle, needed};
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 use atom_text::ChatTemplate;
@@ -119,10 +121,8 @@ impl Variables {
 
 /// `{"type": "enabled"}` or `{"type": "disabled"}`.
 fn read_thinking(fields: &mut Fields) -> Result<Option<bool>, ApiError> {
-    let Some(object) = fields.take("thinking") else { return Ok(None) };
-    let mut inner = Fields::nested("thinking", object)?;
+    let Some(mut inner) = fields.inner("thinking")? else { return Ok(None) };
     let kind = inner.string("type")?;
-    inner.refuse_unless("budget_tokens", "thoughts can't be cut to a number of tokens", |_| false)?;
     inner.finish()?;
     match kind.as_deref() {
         Some("enabled") => Ok(Some(true)),
@@ -148,4 +148,14 @@ fn refuse(field: &str, reason: &'static str) -> ApiError {
 const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 const EFFORT: &str = "reasoning_effort";
 /// OpenAI's words, and the one that DeepSeek has on top.
-const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+pub(crate) const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+
+pub(crate) const EFFORT_FIELD: Field =
+    field("reasoning_effort", Word(&EFFORTS), "How much the model thinks, where its template knows it.");
+pub(crate) const SWITCH: Object = Object {
+    name: "ChatThinking",
+    groups: &[&[
+        needed("type", Word(&["enabled", "disabled"]), ""),
+        idle("budget_tokens", Never("thoughts can't be cut to a number of tokens")),
+    ]],
+};

@@ -3,6 +3,8 @@
 //! [`Tools::read`] reads them as chat completions spell them. Other APIs build a [`ToolList`] and a
 //! [`ToolChoice`] from their own spelling and get the same checks.
 
+use crate::declare::Takes::{Either, Flag, List, Object as Inner, Pattern, Schema, Text, Word};
+use crate::declare::{Field, Object, Takes, field, needed};
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 use atom_base::limits::{TOOL_NAME_BYTES_MAX, TOOLS_BYTES_MAX, TOOLS_MAX};
@@ -60,9 +62,8 @@ impl Tools {
         Ok(Self { list: list.tools.into(), choice, parallel })
     }
 
-    /// Takes `tools`, `tool_choice`, `parallel_tool_calls` and the fields that these replaced.
+    /// Takes `tools`, `tool_choice` and `parallel_tool_calls`.
     pub(crate) fn read(fields: &mut Fields) -> Result<Self, ApiError> {
-        refuse_older_fields(fields)?;
         let items = fields.list("tools")?.unwrap_or_default();
         let mut list = ToolList::default();
         for (at, item) in items.into_iter().enumerate() {
@@ -193,20 +194,19 @@ pub(crate) fn read_schema(fields: &mut Fields, name: &str) -> Result<Value, ApiE
 }
 
 fn read_tool(place: &str, item: Value) -> Result<Tool, ApiError> {
-    let mut fields = Fields::nested(place, item)?;
+    let mut fields = Fields::nested(place, item, &TOOL)?;
     let kind = fields
         .string("type")?
         .ok_or_else(|| ApiError::Missing { name: fields.name("type"), expected: "it is \"function\"" })?;
     if kind != "function" {
         return Err(wrong(&fields.name("type"), &kind.into(), "\"function\", the only type built here"));
     }
-    let place = fields.name("function");
-    let function = fields.take("function").ok_or_else(|| ApiError::Missing {
-        name: place.clone(),
+    let function = fields.inner("function")?.ok_or_else(|| ApiError::Missing {
+        name: fields.name("function"),
         expected: "send an object with a name, a description and parameters",
     })?;
     fields.finish()?;
-    let mut fields = Fields::nested(&place, function)?;
+    let mut fields = function;
     let name = fields.string("name")?.ok_or_else(|| ApiError::Missing {
         name: fields.name("name"),
         expected: "it is how the model calls the function",
@@ -239,7 +239,7 @@ fn read_choice(fields: &mut Fields) -> Result<(ToolChoice, &'static str), ApiErr
 }
 
 fn read_named(object: Value) -> Result<ToolChoice, ApiError> {
-    let mut fields = Fields::nested("tool_choice", object)?;
+    let mut fields = Fields::nested("tool_choice", object, &NAMED_CHOICE)?;
     match fields.string("type")?.as_deref() {
         Some("function") => {}
         Some(other) => return Err(wrong("tool_choice.type", &other.into(), "\"function\"")),
@@ -248,20 +248,14 @@ fn read_named(object: Value) -> Result<ToolChoice, ApiError> {
             return Err(ApiError::Missing { name, expected: "it is \"function\"" });
         }
     }
-    let function = fields.take("function").unwrap_or_else(|| json!({}));
+    let missing =
+        || ApiError::Missing { name: "tool_choice.function.name".into(), expected: "name one of the tools" };
+    let function = fields.inner("function")?;
     fields.finish()?;
-    let mut fields = Fields::nested("tool_choice.function", function)?;
-    let name = fields
-        .string("name")?
-        .ok_or_else(|| ApiError::Missing { name: fields.name("name"), expected: "name one of the tools" })?;
+    let mut fields = function.ok_or_else(missing)?;
+    let name = fields.string("name")?.ok_or_else(missing)?;
     fields.finish()?;
     Ok(ToolChoice::Named(name))
-}
-
-/// What OpenAI had before tools, but for the values that ask for nothing.
-pub(crate) fn refuse_older_fields(fields: &mut Fields) -> Result<(), ApiError> {
-    fields.refuse_unless("functions", "send 'tools' instead", |value| *value == json!([]))?;
-    fields.refuse_unless("function_call", "send 'tool_choice' instead", |value| value == "none")
 }
 
 const CHOICES: &str =
@@ -269,6 +263,46 @@ const CHOICES: &str =
 
 /// What the parsers of answers take for a name at the most.
 const PAST_NAME_BYTES_MAX: usize = 512;
+pub(crate) const PAST_TOOL_NAME: Takes =
+    Schema(r#"{"type": "string", "pattern": "^[^\\u0000-\\u001f\\u007f-\\u009f]{1,512}$"}"#);
 
 /// Names that an error lists; with more it would be a page.
 const NAMES_SHOWN_MAX: usize = 16;
+
+pub(crate) const TOOLS: Field =
+    field("tools", List(&Inner(&TOOL), 0, TOOLS_MAX), "Functions that the model may call.");
+pub(crate) const TOOL_CHOICE: Field = field(
+    "tool_choice",
+    Either(&[Word(&["none", "auto", "required", "any"]), Inner(&NAMED_CHOICE)]),
+    "`required` (or `any`) and a named function hold the answer to a call.",
+);
+pub(crate) const PARALLEL: Field =
+    field("parallel_tool_calls", Flag, "False: the answer ends before a second call.");
+
+const TOOL: Object = Object {
+    name: "ChatTool",
+    groups: &[&[needed("type", Word(&["function"]), ""), needed("function", Inner(&FUNCTION), "")]],
+};
+const FUNCTION: Object = Object {
+    name: "Function",
+    groups: &[&[
+        needed("name", Pattern(TOOL_NAME), "No other tool has it."),
+        DESCRIPTION,
+        field("parameters", Schema(PARAMETERS), "The JSON schema of the arguments; absent: there are none."),
+        STRICT,
+    ]],
+};
+const NAMED_CHOICE: Object = Object {
+    name: "ChatNamedTool",
+    groups: &[&[needed("type", Word(&["function"]), ""), needed("function", Inner(&CHOSEN), "")]],
+};
+const CHOSEN: Object =
+    Object { name: "FunctionName", groups: &[&[needed("name", Text, "One of the tools.")]] };
+
+/// See [`is_tool_name`].
+pub(crate) const TOOL_NAME: &str = "^[A-Za-z0-9_-]{1,64}$";
+const _: () = assert!(TOOL_NAME_BYTES_MAX == 64, "as it is declared");
+/// See [`read_schema`].
+pub(crate) const PARAMETERS: &str = r#"{"type": "object", "properties": {"type": {"const": "object"}}}"#;
+pub(crate) const DESCRIPTION: Field = field("description", Text, "For the model.");
+pub(crate) const STRICT: Field = field("strict", Flag, "Arguments follow the schema to the letter.");

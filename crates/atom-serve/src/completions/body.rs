@@ -1,10 +1,13 @@
 //! The request: prompts as text or as tokens, and what a plain completion has of its own.
 
 use super::CompletionShape;
+use crate::constraint;
+use crate::declare::Takes::{Either, Flag, List, Text, Token, Whole};
+use crate::declare::{Field, Object, field, needed};
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 use crate::generation::{Prompt, Work};
-use crate::params::{Params, refuse_conversation, token_id};
+use crate::params::{FIELDS, NO_CONVERSATION, Params, U32, token_id};
 use crate::prompt::encode;
 use crate::server::Server;
 use crate::text::Reading;
@@ -14,12 +17,11 @@ use serde_json::{Value, json};
 
 /// Reads a body and turns its prompts into tokens. Runs on a text thread.
 pub(crate) fn read(server: &Server, body: &[u8]) -> Result<(Work, CompletionShape), ApiError> {
-    let mut fields = Fields::parse(body)?;
+    let mut fields = Fields::parse(body, &BODY)?;
     let mut params = Params::read(&mut fields, server)?;
-    refuse_conversation(&mut fields)?;
     let raw = read_prompts(&mut fields, server.engine.limits().vocab_size)?;
     let echo = fields.boolean("echo")?.unwrap_or(false);
-    let logprobs = fields.integer("logprobs", 0, TOP_LOGPROBS_MAX as i64)?.map(|k| k as u8);
+    let logprobs = fields.integer("logprobs")?.map(|k| k as u8);
     fields.finish()?;
 
     params.sampling.logprobs = logprobs;
@@ -89,3 +91,24 @@ fn read_tokens(name: &str, ids: &[Value], vocab: usize) -> Result<Vec<TokenId>, 
 
 /// As in the OpenAI API.
 const MAX_TOKENS_DEFAULT: u32 = 16;
+
+/// What a body may have.
+pub(crate) const BODY: Object =
+    Object { name: "CompletionRequest", groups: &[OWN, FIELDS, constraint::FIELDS, NO_CONVERSATION] };
+
+const OWN: &[Field] = &[
+    needed(
+        "prompt",
+        Either(&[
+            Text,
+            List(&Text, 1, PROMPTS_MAX),
+            List(&Token, 1, usize::MAX),
+            List(&List(&Token, 1, usize::MAX), 1, PROMPTS_MAX),
+        ]),
+        "Texts or tokens to continue.",
+    ),
+    field("max_tokens", Whole(0, U32), "Tokens of the answer, 16 if absent; 0 only to score the prompt."),
+    field("max_completion_tokens", Whole(0, U32), "The newer name, and wins."),
+    field("echo", Flag, "The prompt is part of the answer."),
+    field("logprobs", Whole(0, TOP_LOGPROBS_MAX as i64), "Log-probabilities, with so many alternatives."),
+];

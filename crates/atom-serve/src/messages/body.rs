@@ -4,19 +4,24 @@ use super::blocks::Thinking;
 use super::{MessagesShape, content, thinking, tools};
 use crate::chat::conversation::Conversation;
 use crate::chat::thinking::Variables;
-use crate::constraint::Wanted;
+use crate::constraint::{self, Wanted};
+use crate::declare::Takes::{
+    Flag, List, Never, Number, NumberAbove, Object as Inner, OneOf, Only, Schema, Short, Text, Unread, Whole,
+};
+use crate::declare::{Field, Object, field, idle, needed};
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 use crate::generation::Work;
-use crate::params::{Params, StreamOptions};
+use crate::params::{MODEL, Params, StreamOptions, U32};
 use crate::prompt::encode;
 use crate::server::Server;
+use atom_base::limits::{STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX, TOOLS_MAX};
 use atom_text::{StopStrings, TextError};
 use serde_json::{Value, json};
 
 /// Reads a body and turns its messages into tokens. Runs on a text thread.
 pub(crate) fn read(server: &Server, body: &[u8]) -> Result<(Work, MessagesShape), ApiError> {
-    let mut fields = Fields::parse(body)?;
+    let mut fields = Fields::parse(body, &BODY)?;
     let model = server.resolve_model(fields.string("model")?)?;
     let max_tokens = read_max_tokens(&mut fields)?;
     let (conversation, thinking, format) = read_conversation(&mut fields, server, Some(max_tokens))?;
@@ -25,7 +30,9 @@ pub(crate) fn read(server: &Server, body: &[u8]) -> Result<(Work, MessagesShape)
     read_sampling(&mut fields, server, &mut params)?;
     params.constraint = format;
     params.stream = fields.boolean("stream")?.unwrap_or(false).then(StreamOptions::default);
-    read_metadata(&mut fields)?;
+    if let Some(metadata) = fields.inner("metadata")? {
+        metadata.finish()?;
+    }
     take_harmless(&mut fields)?;
     fields.finish()?;
 
@@ -41,7 +48,7 @@ pub(crate) fn read(server: &Server, body: &[u8]) -> Result<(Work, MessagesShape)
 
 /// The answer to `count_tokens`: the tokens of the prompt that the same messages would make.
 pub(crate) fn count(server: &Server, body: &[u8]) -> Result<Value, ApiError> {
-    let mut fields = Fields::parse(body)?;
+    let mut fields = Fields::parse(body, &COUNT)?;
     server.resolve_model(fields.string("model")?)?;
     let (conversation, ..) = read_conversation(&mut fields, server, None)?;
     take_harmless(&mut fields)?;
@@ -65,7 +72,7 @@ fn read_conversation(
 }
 
 fn read_max_tokens(fields: &mut Fields) -> Result<u32, ApiError> {
-    let read = fields.integer("max_tokens", 1, i64::from(u32::MAX))?;
+    let read = fields.integer("max_tokens")?;
     read.map(|tokens| tokens as u32).ok_or(ApiError::Missing {
         name: "max_tokens".into(),
         expected: "send the most tokens that the answer may have",
@@ -75,15 +82,12 @@ fn read_max_tokens(fields: &mut Fields) -> Result<u32, ApiError> {
 fn read_sampling(fields: &mut Fields, server: &Server, params: &mut Params) -> Result<(), ApiError> {
     let sampling = &mut params.sampling;
     if let Some(temperature) = fields.number("temperature")? {
-        if !(0.0..=1.0).contains(&temperature) {
-            return Err(wrong("temperature", &json!(temperature), "a number from 0 to 1"));
-        }
         sampling.temperature = temperature;
     }
     if let Some(top_p) = fields.number("top_p")? {
         sampling.top_p = top_p;
     }
-    if let Some(top_k) = fields.integer("top_k", 0, i64::from(u32::MAX))? {
+    if let Some(top_k) = fields.integer("top_k")? {
         sampling.top_k = top_k as u32;
     }
     Ok(sampling.validate(server.engine.limits().vocab_size as u32)?)
@@ -107,30 +111,68 @@ fn read_stops(fields: &mut Fields) -> Result<(Vec<String>, StopStrings), ApiErro
     Ok((sequences, stops))
 }
 
-/// Who the request is for is nobody's business here.
-fn read_metadata(fields: &mut Fields) -> Result<(), ApiError> {
-    let Some(metadata) = fields.take("metadata") else { return Ok(()) };
-    let mut inner = Fields::nested("metadata", metadata)?;
-    inner.string("user_id")?;
-    inner.finish()
-}
-
 /// Fields whose usual values ask for what happens anyway. Others are refused with the reason.
 fn take_harmless(fields: &mut Fields) -> Result<(), ApiError> {
     content::take_cache_control(fields)?;
-    fields.refuse_unless("service_tier", "there is one tier", |value| {
-        ["auto", "standard_only"].iter().any(|tier| value == tier)
-    })?;
-    fields.refuse_unless("speed", "there is one speed", |value| value == "standard")?;
-    fields.refuse_unless("mcp_servers", "no tools run on this server", |value| *value == json!([]))?;
-    fields.refuse_unless("container", "no code runs on this server", |_| false)?;
-    fields.refuse_unless("inference_geo", "it runs where it runs", |_| false)?;
     fields.refuse_unless("context_management", "messages are taken as they are", keeps_all)
 }
 
 /// An order to edit nothing.
 fn keeps_all(value: &Value) -> bool {
-    let edits = value["edits"].as_array().map(Vec::as_slice).unwrap_or_default();
-    value.as_object().is_some_and(|fields| fields.keys().all(|name| name == "edits"))
-        && edits.iter().all(|edit| *edit == json!({"type": "clear_thinking_20251015", "keep": "all"}))
+    let keep = |edits: &Vec<Value>| {
+        edits.iter().all(|edit| *edit == json!({"type": "clear_thinking_20251015", "keep": "all"}))
+    };
+    value.as_object().is_some_and(|fields| {
+        fields
+            .iter()
+            .all(|(name, edits)| edits.is_null() || name == "edits" && edits.as_array().is_some_and(keep))
+    })
 }
+
+/// What a body may have.
+pub(crate) const BODY: Object =
+    Object { name: "MessagesRequest", groups: &[PROMPT, OUTPUT, CONTEXT_FIELDS, IDLE] };
+/// What a body of `count_tokens` may have.
+pub(crate) const COUNT: Object =
+    Object { name: "CountTokensRequest", groups: &[PROMPT, CONTEXT_FIELDS, IDLE] };
+
+const PROMPT: &[Field] = &[
+    MODEL,
+    content::MESSAGES,
+    field("system", content::TEXTS, "Instructions; text blocks are joined by line breaks."),
+    field("tools", List(&Inner(&tools::TOOL), 0, TOOLS_MAX), "Tools that the model may call."),
+    field("tool_choice", OneOf(tools::CHOICES), "`any` and `tool` hold the answer to calls."),
+    field("thinking", OneOf(thinking::KINDS), "Whether the model thinks, and thoughts are shown."),
+    field("output_config", Inner(&thinking::OUTPUT), ""),
+    field("output_format", OneOf(constraint::FORMATS), "Where `output_config.format` stood; not beside it."),
+];
+const OUTPUT: &[Field] = &[
+    needed("max_tokens", Whole(1, U32), "Tokens of the answer, thoughts included."),
+    field("temperature", Number(0.0, 1.0), "0: the likeliest token always."),
+    field("top_p", NumberAbove(0.0, 1.0), "The smallest set of tokens with this probability."),
+    field("top_k", Whole(0, U32), "So many of the likeliest tokens; 0: all."),
+    field(
+        "stop_sequences",
+        List(&Short(1, STOP_STRING_BYTES_MAX), 0, STOP_STRINGS_MAX),
+        "Texts that end the answer, and are no part of it.",
+    ),
+    field("stream", Flag, "The answer as server-sent events."),
+    field("metadata", Inner(&METADATA), "Of no consequence."),
+];
+const CONTEXT_FIELDS: &[Field] = &[
+    content::CACHE_CONTROL,
+    field("context_management", Schema(KEEPS_ALL), "What keeps everything is taken."),
+];
+const IDLE: &[Field] = &[
+    idle("service_tier", Only(&["\"auto\"", "\"standard_only\""], "there is one tier")),
+    idle("speed", Only(&["\"standard\""], "there is one speed")),
+    idle("mcp_servers", Only(&["[]"], "no tools run on this server")),
+    idle("container", Never("no code runs on this server")),
+    idle("inference_geo", Never("it runs where it runs")),
+];
+// Who the request is for is nobody's business here.
+const METADATA: Object =
+    Object { name: "MessagesMetadata", groups: &[&[field("user_id", Unread(&Text), "")]] };
+/// See [`keeps_all`].
+const KEEPS_ALL: &str = r#"{"type": "object", "additionalProperties": {"type": "null"}, "properties": {"edits": {"type": ["array", "null"],
+    "items": {"const": {"type": "clear_thinking_20251015", "keep": "all"}}}}}"#;

@@ -2,10 +2,12 @@
 
 use super::signature;
 use crate::chat::history::{History, PastArguments, PastCall, Turn};
-use crate::chat::tools::past_tool_name;
+use crate::chat::tools::{PAST_TOOL_NAME, past_tool_name};
+use crate::declare::Takes::{Either, Flag, List, Map, Object as Inner, OneOf, Only, Text, Unread, Word};
+use crate::declare::{Field, Object, Takes, field, idle, needed};
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 /// What was said so far.
 #[derive(Debug, Default)]
@@ -85,7 +87,7 @@ fn read_messages(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
 }
 
 fn read_message(place: &str, item: Value) -> Result<(Role, Vec<Block>), ApiError> {
-    let mut fields = Fields::nested(place, item)?;
+    let mut fields = Fields::nested(place, item, &MESSAGE)?;
     let role = fields.string("role")?.ok_or_else(|| ApiError::Missing {
         name: fields.name("role"),
         expected: "it is \"user\" or \"assistant\"",
@@ -118,17 +120,19 @@ fn read_message(place: &str, item: Value) -> Result<(Role, Vec<Block>), ApiError
 
 /// `None` for a block that says nothing to the model.
 fn read_block(place: &str, item: Value, role: Role) -> Result<Option<Block>, ApiError> {
-    let mut fields = Fields::nested(place, item)?;
+    let mut fields = Fields::nested(place, item, &TEXT)?;
     let kind = read_kind(&mut fields)?;
     take_cache_control(&mut fields)?;
+    for (word, declared) in BLOCKS {
+        if kind == word {
+            fields.is_declared_as(declared);
+        }
+    }
     let block = match (kind.as_str(), role) {
         ("text", _) => Some(Block::Text(read_text(&mut fields)?)),
         ("thinking", Role::Assistant) => Some(Block::Thinking(read_thinking(&mut fields)?)),
         // Only who wrote it can read it.
-        ("redacted_thinking", Role::Assistant) => {
-            fields.string("data")?;
-            None
-        }
+        ("redacted_thinking", Role::Assistant) => None,
         ("tool_use", Role::Assistant) => Some(Block::Call(read_call(&mut fields)?)),
         ("tool_result", Role::User) => Some(read_result(&mut fields)?),
         ("thinking" | "redacted_thinking" | "tool_use", _) => {
@@ -162,7 +166,6 @@ fn refused_kind(fields: &Fields, kind: String) -> ApiError {
 }
 
 fn read_text(fields: &mut Fields) -> Result<String, ApiError> {
-    fields.refuse_unless("citations", "nothing is cited", |value| *value == json!([]))?;
     fields.required_string("text", "a text block has one")
 }
 
@@ -180,9 +183,6 @@ fn read_thinking(fields: &mut Fields) -> Result<String, ApiError> {
 }
 
 fn read_call(fields: &mut Fields) -> Result<PastCall, ApiError> {
-    fields.refuse_unless("caller", "no code runs on this server", |value| {
-        *value == json!({"type": "direct"})
-    })?;
     let id = fields.required_string("id", "it is the one that the answer gave to the call")?;
     let name = past_tool_name(fields.required_string("name", "it is the tool's")?, &fields.name("name"))?;
     let arguments = fields.object("input")?.ok_or_else(|| ApiError::Missing {
@@ -216,7 +216,7 @@ fn read_texts(place: &str, value: Value) -> Result<Vec<String>, ApiError> {
         other => return Err(wrong(place, &other, "a string or a list of text blocks")),
     };
     let read = |(at, item)| {
-        let mut fields = Fields::nested(&format!("{place}[{at}]"), item)?;
+        let mut fields = Fields::nested(&format!("{place}[{at}]"), item, &TEXT)?;
         let kind = read_kind(&mut fields)?;
         if kind != "text" {
             return Err(refused_kind(&fields, kind));
@@ -231,17 +231,13 @@ fn read_texts(place: &str, value: Value) -> Result<Vec<String>, ApiError> {
 
 /// A hint of what to cache, and for how long. Everything is cached that fits, without being asked.
 pub(super) fn take_cache_control(fields: &mut Fields) -> Result<(), ApiError> {
-    let Some(control) = fields.object("cache_control")? else { return Ok(()) };
-    let mut inner = Fields::nested(&fields.name("cache_control"), Value::Object(control))?;
+    let Some(mut inner) = fields.inner("cache_control")? else { return Ok(()) };
     let name = inner.name("type");
     match inner.string("type")?.as_deref() {
         Some("ephemeral") => {}
         Some(other) => return Err(wrong(&name, &other.into(), "\"ephemeral\"")),
         None => return Err(ApiError::Missing { name, expected: "it is \"ephemeral\"" }),
     }
-    inner.refuse_unless("ttl", "entries live until their room is needed", |value| {
-        value == "5m" || value == "1h"
-    })?;
     inner.finish()
 }
 
@@ -288,3 +284,98 @@ fn beginning(message: Message) -> Result<String, ApiError> {
 }
 
 const BILLING_HEADER: &str = "x-anthropic-billing-header";
+
+pub(super) const MESSAGES: Field = needed(
+    "messages",
+    List(&OneOf(&[&USER, &ASSISTANT, &SYSTEM]), 1, usize::MAX),
+    "The conversation so far.",
+);
+
+/// A message of which nothing is known yet.
+const MESSAGE: Object =
+    Object { name: "Message", groups: &[&[needed("role", Text, ""), needed("content", TEXTS, "")]] };
+const USER: Object = Object {
+    name: "MessagesUserMessage",
+    groups: &[&[
+        needed("role", Word(&["user"]), ""),
+        needed("content", Either(&[Text, List(&OneOf(&[&TEXT, &RESULT]), 0, usize::MAX)]), ""),
+    ]],
+};
+const ASSISTANT: Object = Object {
+    name: "MessagesAssistantMessage",
+    groups: &[&[
+        needed("role", Word(&["assistant"]), ""),
+        needed("content", Either(&[Text, List(&OneOf(ASSISTANT_BLOCKS), 0, usize::MAX)]), ""),
+    ]],
+};
+const ASSISTANT_BLOCKS: &[&Object] = &[&TEXT, &THINKING, &REDACTED, &CALL];
+const SYSTEM: Object = Object {
+    name: "MessagesSystemMessage",
+    groups: &[&[needed("role", Word(&["system"]), ""), needed("content", TEXTS, "")]],
+};
+/// A text or text blocks.
+pub(super) const TEXTS: Takes = Either(&[Text, List(&Inner(&TEXT), 0, usize::MAX)]);
+
+/// Blocks of other types than text.
+const BLOCKS: [(&str, &Object); 4] = [
+    ("thinking", &THINKING),
+    ("redacted_thinking", &REDACTED),
+    ("tool_use", &CALL),
+    ("tool_result", &RESULT),
+];
+const TEXT: Object = Object {
+    name: "MessagesTextBlock",
+    groups: &[&[
+        needed("type", Word(&["text"]), ""),
+        needed("text", Text, ""),
+        idle("citations", Only(&["[]"], "nothing is cited")),
+        CACHE_CONTROL,
+    ]],
+};
+const THINKING: Object = Object {
+    name: "MessagesThinkingBlock",
+    groups: &[&[
+        needed("type", Word(&["thinking"]), ""),
+        needed("thinking", Text, ""),
+        needed("signature", Text, "The one that came with the block."),
+        CACHE_CONTROL,
+    ]],
+};
+const REDACTED: Object = Object {
+    name: "MessagesRedactedThinkingBlock",
+    groups: &[&[
+        needed("type", Word(&["redacted_thinking"]), ""),
+        field("data", Unread(&Text), "Left out: only who wrote it can read it."),
+        CACHE_CONTROL,
+    ]],
+};
+const CALL: Object = Object {
+    name: "MessagesToolUseBlock",
+    groups: &[&[
+        needed("type", Word(&["tool_use"]), ""),
+        needed("id", Text, "How the tool's answer names the call."),
+        needed("name", PAST_TOOL_NAME, ""),
+        needed("input", Map, ""),
+        idle("caller", Only(&[r#"{"type": "direct"}"#], "no code runs on this server")),
+        CACHE_CONTROL,
+    ]],
+};
+const RESULT: Object = Object {
+    name: "MessagesToolResultBlock",
+    groups: &[&[
+        needed("type", Word(&["tool_result"]), ""),
+        needed("tool_use_id", Text, "The call that it answers."),
+        field("content", TEXTS, ""),
+        field("is_error", Flag, "Puts `Error: ` before the content."),
+        CACHE_CONTROL,
+    ]],
+};
+pub(super) const CACHE_CONTROL: Field =
+    field("cache_control", Inner(&CACHE), "Of no consequence: what fits is cached, without being asked.");
+const CACHE: Object = Object {
+    name: "CacheControl",
+    groups: &[&[
+        needed("type", Word(&["ephemeral"]), ""),
+        idle("ttl", Only(&["\"5m\"", "\"1h\""], "entries live until their room is needed")),
+    ]],
+};

@@ -1,10 +1,13 @@
 //! What a request says of thinking.
 
 use super::blocks::Thinking;
-use crate::chat::thinking::Variables;
+use crate::chat::thinking::{EFFORTS, Variables};
 use crate::constraint::{self, Wanted};
+use crate::declare::Takes::{Whole, Word};
+use crate::declare::{Field, Object, field, needed};
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
+use crate::params::U32;
 use crate::server::Server;
 use serde_json::json;
 
@@ -22,8 +25,11 @@ pub(super) fn read(
         // As in the API. An answer that has nothing else is shown all the same.
         None => Thinking::Hidden(String::new()),
         Some(value) => {
-            let mut inner = Fields::nested("thinking", value)?;
-            let kind = inner.required_string("type", KINDS)?;
+            let mut inner = Fields::nested("thinking", value, &ENABLED)?;
+            let kind = inner.required_string("type", WORDS)?;
+            if kind != "enabled" {
+                inner.is_declared_as(&OTHER);
+            }
             let thinking = match kind.as_str() {
                 "enabled" => {
                     read_budget(&mut inner, max_tokens)?;
@@ -46,7 +52,7 @@ pub(super) fn read(
                     }
                     Thinking::Hidden(String::new())
                 }
-                _ => return Err(wrong("thinking.type", &kind.into(), KINDS)),
+                _ => return Err(wrong("thinking.type", &kind.into(), WORDS)),
             };
             // Thoughts come as they are, which is more than a summary.
             let display = inner.string("display")?;
@@ -63,8 +69,7 @@ pub(super) fn read(
         }
     };
     let mut format = None;
-    if let Some(config) = fields.take("output_config") {
-        let mut inner = Fields::nested("output_config", config)?;
+    if let Some(mut inner) = fields.inner("output_config")? {
         if let Some(effort) = inner.string("effort")? {
             // Whether to think is what 'thinking' says, in this API.
             variables.effort_beside_switch(template, &effort, "output_config.effort")?;
@@ -89,7 +94,7 @@ pub(super) fn read(
 /// To the API a budget is a target that may be missed. This server never aims at it: the bound that holds
 /// is `max_tokens`, and `usage` says how many tokens were thoughts.
 fn read_budget(thinking: &mut Fields, max_tokens: Option<u32>) -> Result<(), ApiError> {
-    let Some(budget) = thinking.integer("budget_tokens", BUDGET_MIN, i64::from(u32::MAX))? else {
+    let Some(budget) = thinking.integer("budget_tokens")? else {
         return Err(ApiError::Missing {
             name: thinking.name("budget_tokens"),
             expected: "send a number of tokens",
@@ -105,6 +110,29 @@ fn read_budget(thinking: &mut Fields, max_tokens: Option<u32>) -> Result<(), Api
     }
 }
 
-const KINDS: &str = "\"enabled\", \"disabled\" or \"adaptive\"";
+const WORDS: &str = "\"enabled\", \"disabled\" or \"adaptive\"";
 /// As in the API.
 const BUDGET_MIN: i64 = 1024;
+
+pub(super) const KINDS: &[&Object] = &[&ENABLED, &OTHER];
+const ENABLED: Object = Object {
+    name: "MessagesThinkingEnabled",
+    groups: &[&[
+        needed("type", Word(&["enabled"]), ""),
+        needed("budget_tokens", Whole(BUDGET_MIN, U32), "Less than `max_tokens`; nothing aims at it."),
+        DISPLAY,
+    ]],
+};
+const OTHER: Object = Object {
+    name: "MessagesThinking",
+    groups: &[&[needed("type", Word(&["adaptive", "disabled"]), ""), DISPLAY]],
+};
+const DISPLAY: Field =
+    field("display", Word(&["summarized", "omitted"]), "`omitted`: blocks of thoughts are there and empty.");
+pub(super) const OUTPUT: Object = Object {
+    name: "MessagesOutputConfig",
+    groups: &[&[
+        field("effort", Word(&EFFORTS), "How much the model thinks, where its template knows it."),
+        constraint::FORMAT,
+    ]],
+};

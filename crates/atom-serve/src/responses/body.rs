@@ -2,22 +2,31 @@
 
 use super::{ResponsesShape, input, tools};
 use crate::chat::conversation::Conversation;
-use crate::chat::thinking::Variables;
+use crate::chat::thinking::{EFFORTS, Variables};
 use crate::constraint::{self, Wanted};
+use crate::declare::Takes::{
+    Flag, List, Map as Mapping, Never, Number, NumberAbove, Object as Inner, Only, Text, Unread, Whole, Word,
+};
+use crate::declare::{Field, Object, field, idle};
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 use crate::generation::Work;
-use crate::params::{Params, StreamOptions};
+use crate::params::{MODEL, Params, StreamOptions, U32};
 use crate::server::Server;
 use atom_text::StopStrings;
 use serde_json::{Map, Value, json};
 
 /// Reads a body and turns its items into tokens. Runs on a text thread.
 pub(crate) fn read(server: &Server, body: &[u8]) -> Result<(Work, ResponsesShape), ApiError> {
-    let mut fields = Fields::parse(body)?;
+    let mut fields = Fields::parse(body, &BODY)?;
     let model = server.resolve_model(fields.string("model")?)?;
-    refuse_memory(&mut fields)?;
-    refuse_unsupported(&mut fields)?;
+    fields.take_idle()?;
+    // Clients of the stateless API ask for it always. What they would carry back encrypted is in the
+    // reasoning items as text.
+    fields.refuse_unless("include", "answers have nothing more", |value| {
+        let items = value.as_array().map(Vec::as_slice);
+        items.is_some_and(|items| items.iter().all(|item| item == ENCRYPTED))
+    })?;
     let mut params = Params::new(server, model.clone(), StopStrings::new(&[""; 0])?);
     let mut echo = Map::new();
     echo.insert("model".into(), model.into());
@@ -41,42 +50,6 @@ pub(crate) fn read(server: &Server, body: &[u8]) -> Result<(Work, ResponsesShape
     Ok((conversation.into_work(server, params)?, ResponsesShape::new(server, echo, spellings)))
 }
 
-/// What would need the server to remember something.
-fn refuse_memory(fields: &mut Fields) -> Result<(), ApiError> {
-    let is_false = |value: &Value| *value == json!(false);
-    fields.refuse_unless("store", "nothing is stored", is_false)?;
-    fields.refuse_unless(
-        "background",
-        "an answer that nobody waits for would have to be stored",
-        is_false,
-    )?;
-    let stored = "nothing is stored; send the whole conversation as 'input'";
-    fields.refuse_unless("previous_response_id", stored, |_| false)?;
-    fields.refuse_unless("conversation", stored, |_| false)?;
-    fields
-        .refuse_unless("prompt", "no prompt templates are stored; send 'instructions' and 'input'", |_| false)
-}
-
-fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
-    fields.refuse_unless("truncation", "a conversation is answered as a whole or refused", |value| {
-        value == "disabled"
-    })?;
-    fields.refuse_unless("context_management", "a conversation is taken as it is", |value| {
-        *value == json!([])
-    })?;
-    // Clients of the stateless API ask for it always. What they would carry back encrypted is in the
-    // reasoning items as text.
-    fields.refuse_unless("include", "answers have nothing more", |value| {
-        let items = value.as_array().map(Vec::as_slice);
-        items.is_some_and(|items| items.iter().all(|item| item == "reasoning.encrypted_content"))
-    })?;
-    fields.refuse_unless("top_logprobs", "log-probabilities are given by /v1/chat/completions", |value| {
-        *value == json!(0)
-    })?;
-    fields.refuse_unless("max_tool_calls", "no tools run on this server", |_| false)?;
-    fields.refuse_unless("moderation", "nothing is moderated", |_| false)
-}
-
 fn read_sampling(fields: &mut Fields, server: &Server, params: &mut Params) -> Result<(), ApiError> {
     if let Some(temperature) = fields.number("temperature")? {
         params.sampling.temperature = temperature;
@@ -84,41 +57,26 @@ fn read_sampling(fields: &mut Fields, server: &Server, params: &mut Params) -> R
     if let Some(top_p) = fields.number("top_p")? {
         params.sampling.top_p = top_p;
     }
-    let max_tokens = fields.integer("max_output_tokens", 1, i64::from(u32::MAX))?;
+    let max_tokens = fields.integer("max_output_tokens")?;
     params.max_tokens = max_tokens.map(|tokens| tokens as u32);
     Ok(params.sampling.validate(server.engine.limits().vocab_size as u32)?)
 }
 
 fn read_stream(fields: &mut Fields) -> Result<Option<StreamOptions>, ApiError> {
     let streams = fields.boolean("stream")?.unwrap_or(false);
-    if let Some(options) = fields.take("stream_options") {
-        let mut inner = Fields::nested("stream_options", options)?;
-        // A client may turn off what we don't do, and ask for what we do anyway.
-        inner
-            .refuse_unless("include_obfuscation", "events are not padded", |value| *value == json!(false))?;
-        inner.refuse_unless(
-            "include_usage",
-            "the last event has the whole response, usage included",
-            |value| *value == json!(true),
-        )?;
-        inner.finish()?;
+    if let Some(options) = fields.inner("stream_options")? {
+        options.finish()?;
     }
     Ok(streams.then(StreamOptions::default))
 }
 
-/// Fields that can't change an answer: some are repeated in it, as clients expect.
+/// Fields that can't change an answer, and are repeated in it, as clients expect.
 fn read_bookkeeping(fields: &mut Fields, echo: &mut Map<String, Value>) -> Result<(), ApiError> {
-    fields.object("client_metadata")?;
     for name in ["user", "safety_identifier", "prompt_cache_key"] {
         if let Some(text) = fields.string(name)? {
             echo.insert(name.into(), text.into());
         }
     }
-    fields.refuse_unless("prompt_cache_retention", "entries live until their room is needed", |value| {
-        value == "in_memory" || value == "in-memory"
-    })?;
-    fields
-        .refuse_unless("service_tier", "there is one tier", |value| value == "auto" || value == "default")?;
     let metadata = fields.object("metadata")?.unwrap_or_default();
     echo.insert("metadata".into(), Value::Object(metadata));
     Ok(())
@@ -131,13 +89,11 @@ fn read_reasoning(
 ) -> Result<Variables, ApiError> {
     let mut variables = Variables::default();
     let mut effort = None;
-    if let Some(reasoning) = fields.take("reasoning") {
-        let mut inner = Fields::nested("reasoning", reasoning)?;
+    if let Some(mut inner) = fields.inner("reasoning")? {
         effort = inner.string("effort")?;
         if let Some(effort) = &effort {
             variables.effort(&server.text.template, effort, "reasoning.effort")?;
         }
-        // Of every length there is the same: none, but the reasoning itself. The response says so.
         for name in ["summary", "generate_summary"] {
             if let Some(summary) = inner.string(name)?
                 && !SUMMARIES.contains(&summary.as_str())
@@ -146,9 +102,6 @@ fn read_reasoning(
                 return Err(wrong(&inner.name(name), &summary.into(), expected));
             }
         }
-        inner.refuse_unless("context", "the chat template says which thoughts it shows again", |value| {
-            value == "auto"
-        })?;
         inner.finish()?;
     }
     echo.insert("reasoning".into(), json!({"effort": effort, "summary": null}));
@@ -162,9 +115,8 @@ fn read_text(fields: &mut Fields, echo: &mut Map<String, Value>) -> Result<Optio
         if let Some(asked) = text.get("format").filter(|asked| !asked.is_null()) {
             format = asked.clone();
         }
-        let mut inner = Fields::nested("text", text)?;
+        let mut inner = Fields::nested("text", text, &TEXT)?;
         wanted = constraint::read_format(&mut inner, "format")?;
-        inner.refuse_unless("verbosity", "no model here knows it", |value| value == "medium")?;
         inner.finish()?;
     }
     echo.insert("text".into(), json!({"format": format}));
@@ -191,3 +143,78 @@ const FIXED: [(&str, Fixed); 6] = [
 
 /// A JSON value that no constant can hold.
 type Fixed = fn() -> Value;
+
+/// What a body may have.
+pub(crate) const BODY: Object =
+    Object { name: "ResponsesRequest", groups: &[OWN, tools::FIELDS, UNREAD, MEMORY, UNSUPPORTED] };
+
+const OWN: &[Field] = &[
+    MODEL,
+    input::FIELD,
+    field("instructions", Text, "The first system message."),
+    field("max_output_tokens", Whole(1, U32), "Tokens of the answer; absent: what is left of the context."),
+    field("temperature", Number(0.0, 2.0), "0: the likeliest token always."),
+    field("top_p", NumberAbove(0.0, 1.0), "The smallest set of tokens with this probability."),
+    field("stream", Flag, "The answer as server-sent events."),
+    field("stream_options", Inner(&STREAM_OPTIONS), ""),
+    field("reasoning", Inner(&REASONING), ""),
+    field("text", Inner(&TEXT), ""),
+    field("include", List(&Word(&[ENCRYPTED]), 0, usize::MAX), "Of no consequence: items have their text."),
+];
+
+const UNREAD: &[Field] = &[
+    field("user", Text, "Repeated in the answer."),
+    field("safety_identifier", Text, "Repeated in the answer."),
+    field("prompt_cache_key", Text, "Repeated in the answer."),
+    field("metadata", Mapping, "Repeated in the answer."),
+    field("client_metadata", Unread(&Mapping), ""),
+    idle(
+        "prompt_cache_retention",
+        Only(&["\"in_memory\"", "\"in-memory\""], "entries live until their room is needed"),
+    ),
+    idle("service_tier", Only(&["\"auto\"", "\"default\""], "there is one tier")),
+];
+
+/// What would need the server to remember something.
+const MEMORY: &[Field] = &[
+    idle("store", Only(&["false"], "nothing is stored")),
+    idle("background", Only(&["false"], "an answer that nobody waits for would have to be stored")),
+    idle("previous_response_id", Never(STORED)),
+    idle("conversation", Never(STORED)),
+    idle("prompt", Never("no prompt templates are stored; send 'instructions' and 'input'")),
+];
+
+const UNSUPPORTED: &[Field] = &[
+    idle("truncation", Only(&["\"disabled\""], "a conversation is answered as a whole or refused")),
+    idle("context_management", Only(&["[]"], "a conversation is taken as it is")),
+    idle("top_logprobs", Only(&["0"], "log-probabilities are given by /v1/chat/completions")),
+    idle("max_tool_calls", Never("no tools run on this server")),
+    idle("moderation", Never("nothing is moderated")),
+];
+
+const STREAM_OPTIONS: Object = Object {
+    name: "ResponsesStreamOptions",
+    // A client may turn off what we don't do, and ask for what we do anyway.
+    groups: &[&[
+        idle("include_obfuscation", Only(&["false"], "events are not padded")),
+        idle("include_usage", Only(&["true"], "the last event has the whole response, usage included")),
+    ]],
+};
+const REASONING: Object = Object {
+    name: "ResponsesReasoning",
+    groups: &[&[
+        field("effort", Word(&EFFORTS), "How much the model thinks, where its template knows it."),
+        field("summary", Word(&SUMMARIES), NO_SUMMARY),
+        field("generate_summary", Word(&SUMMARIES), NO_SUMMARY),
+        idle("context", Only(&["\"auto\""], "the chat template says which thoughts it shows again")),
+    ]],
+};
+const TEXT: Object = Object {
+    name: "ResponsesText",
+    groups: &[&[constraint::FORMAT, idle("verbosity", Only(&["\"medium\""], "no model here knows it"))]],
+};
+
+const STORED: &str = "nothing is stored; send the whole conversation as 'input'";
+/// Of every length there is the same. The response says so.
+const NO_SUMMARY: &str = "Of no consequence: nobody summarises, and the reasoning itself is in the answer.";
+const ENCRYPTED: &str = "reasoning.encrypted_content";

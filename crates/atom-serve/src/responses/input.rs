@@ -6,7 +6,9 @@
 use super::custom::INPUT;
 use super::tools::joined_name;
 use crate::chat::history::{History, PastArguments, PastCall, Turn};
-use crate::chat::tools::past_tool_name;
+use crate::chat::tools::{PAST_TOOL_NAME, past_tool_name};
+use crate::declare::Takes::{Either, List, Object as Inner, OneOf, Only, Schema, Text, Unread, Word};
+use crate::declare::{Field, Object, field, idle, needed};
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 use serde_json::{Map, Value, json};
@@ -53,11 +55,13 @@ struct Answer {
 
 impl Reader {
     fn push(&mut self, place: &str, item: Value) -> Result<(), ApiError> {
-        let mut fields = Fields::nested(place, item)?;
+        let mut fields = Fields::nested(place, item, &MESSAGE)?;
         let kind = fields.string("type")?.unwrap_or_else(|| "message".into());
-        // Items come back as they were sent: their ids and states say nothing new.
-        fields.string("id")?;
-        fields.string("status")?;
+        for (word, declared) in OTHERS {
+            if kind == word {
+                fields.is_declared_as(declared);
+            }
+        }
         match kind.as_str() {
             "message" => self.message(place, &mut fields)?,
             "reasoning" => {
@@ -73,12 +77,8 @@ impl Reader {
                 self.answer(place)?.calls.push(call);
             }
             // What another server found for its own model: the answer that it went into follows.
-            "web_search_call" => {
-                fields.take("action");
-            }
+            "web_search_call" => {}
             "function_call_output" | "custom_tool_call_output" => {
-                // The name once more, as some clients send it.
-                fields.string("name")?;
                 let call_place = fields.name("call_id");
                 let call_id =
                     fields.required_string("call_id", "it names the call that this is the answer to")?;
@@ -93,8 +93,6 @@ impl Reader {
 
     fn message(&mut self, place: &str, fields: &mut Fields) -> Result<(), ApiError> {
         let role = fields.required_string("role", "it is one of user, assistant, system and developer")?;
-        // Which part of an answer it was; templates don't tell them apart.
-        fields.string("phase")?;
         match role.as_str() {
             "assistant" => {
                 let text = read_content(fields, "content", &["output_text", "input_text"])?;
@@ -172,7 +170,7 @@ fn read_content(fields: &mut Fields, name: &str, kinds: &[&str]) -> Result<Strin
 }
 
 fn read_part(place: &str, item: Value, kinds: &[&str]) -> Result<String, ApiError> {
-    let mut fields = Fields::nested(place, item)?;
+    let mut fields = Fields::nested(place, item, &PART)?;
     let kind = fields.required_string("type", "every part has one, like \"input_text\"")?;
     let unsupported = |reason| {
         let name = format!("{}: {kind}", fields.name("type"));
@@ -190,11 +188,6 @@ fn read_part(place: &str, item: Value, kinds: &[&str]) -> Result<String, ApiErro
             return Err(wrong(&fields.name("type"), &kind.into(), format!("\"{}\"", kinds.join("\" or \""))));
         }
     }
-    // The text once more, as the Python client parsed it.
-    fields.take("parsed");
-    for name in ["annotations", "logprobs"] {
-        fields.refuse_unless(name, "they would not reach the model", |value| *value == json!([]))?;
-    }
     let text = fields.required_string("text", "a text part has one")?;
     fields.finish()?;
     Ok(text)
@@ -204,15 +197,13 @@ fn read_part(place: &str, item: Value, kinds: &[&str]) -> Result<String, ApiErro
 fn read_reasoning(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
     let summary = read_texts(fields, "summary", "summary_text")?;
     let content = read_texts(fields, "content", "reasoning_text")?;
-    // Only who encrypted it can read it.
-    fields.string("encrypted_content")?;
     Ok(if content.is_empty() { summary } else { content })
 }
 
 fn read_texts(fields: &mut Fields, name: &str, kind: &str) -> Result<Vec<String>, ApiError> {
     let place = fields.name(name);
     let read = |(at, item)| {
-        let mut part = Fields::nested(&format!("{place}[{at}]"), item)?;
+        let mut part = Fields::nested(&format!("{place}[{at}]"), item, &THOUGHT)?;
         let found = part.required_string("type", "every part has one")?;
         if found != kind {
             return Err(wrong(&part.name("type"), &found.into(), format!("\"{kind}\"")));
@@ -228,8 +219,6 @@ fn read_call(fields: &mut Fields) -> Result<PastCall, ApiError> {
     let id = fields.required_string("call_id", "it is how the tool's answer names the call")?;
     let name = read_name(fields)?;
     let arguments = PastArguments::read(&fields.string("arguments")?.unwrap_or_default());
-    // The arguments once more, as the Python client parsed them.
-    fields.take("parsed_arguments");
     Ok(PastCall { id, name, arguments })
 }
 
@@ -243,9 +232,10 @@ fn read_custom_call(fields: &mut Fields) -> Result<PastCall, ApiError> {
 
 /// The name by which the model made the call.
 fn read_name(fields: &mut Fields) -> Result<String, ApiError> {
-    let name = fields.required_string("name", "it is the tool that was called")?;
+    let place = fields.name("name");
+    let name = past_tool_name(fields.required_string("name", "it is the tool that was called")?, &place)?;
     let namespace = fields.string("namespace")?;
-    past_tool_name(joined_name(namespace.as_deref(), &name), &fields.name("name"))
+    past_tool_name(joined_name(namespace.as_deref(), &name), &place)
 }
 
 fn refused_kind(fields: &Fields, kind: String) -> ApiError {
@@ -260,3 +250,141 @@ fn refused_kind(fields: &Fields, kind: String) -> ApiError {
     };
     ApiError::Unsupported { name: format!("{}: {kind}", fields.name("type")), reason }
 }
+
+pub(super) const FIELD: Field = needed(
+    "input",
+    Either(&[Text, List(&OneOf(ITEMS), 1, usize::MAX)]),
+    "The conversation: a text, or items.",
+);
+
+const MESSAGE: Object = Object {
+    name: "ResponsesInputMessage",
+    groups: &[
+        &[
+            field("type", Word(&["message"]), ""),
+            needed("role", Word(&["user", "system", "developer"]), ""),
+            needed("content", Either(&[Text, List(&Inner(&PART), 0, usize::MAX)]), ""),
+            PHASE,
+        ],
+        SENT_BACK,
+    ],
+};
+const ANSWER_MESSAGE: Object = Object {
+    name: "ResponsesAssistantMessage",
+    groups: &[
+        &[
+            field("type", Word(&["message"]), ""),
+            needed("role", Word(&["assistant"]), ""),
+            needed("content", Either(&[Text, List(&OneOf(&[&PART, &OUTPUT_PART]), 0, usize::MAX)]), ""),
+            PHASE,
+        ],
+        SENT_BACK,
+    ],
+};
+const ITEMS: &[&Object] =
+    &[&MESSAGE, &ANSWER_MESSAGE, &REASONING, &CALL, &OUTPUT, &CUSTOM_CALL, &CUSTOM_OUTPUT, &SEARCH];
+/// Items of other types than messages.
+const OTHERS: [(&str, &Object); 6] = [
+    ("reasoning", &REASONING),
+    ("function_call", &CALL),
+    ("function_call_output", &OUTPUT),
+    ("custom_tool_call", &CUSTOM_CALL),
+    ("custom_tool_call_output", &CUSTOM_OUTPUT),
+    ("web_search_call", &SEARCH),
+];
+const REASONING: Object = Object {
+    name: "ResponsesReasoningItem",
+    groups: &[
+        &[
+            needed("type", Word(&["reasoning"]), ""),
+            field(
+                "summary",
+                List(&Inner(&SUMMARY), 0, usize::MAX),
+                "In place of a content that is not there.",
+            ),
+            field("content", List(&Inner(&THOUGHT), 0, usize::MAX), ""),
+            field("encrypted_content", Unread(&Text), "Left out: only who wrote it can read it."),
+        ],
+        SENT_BACK,
+    ],
+};
+const CALL: Object = Object {
+    name: "ResponsesFunctionCall",
+    groups: &[
+        &[
+            needed("type", Word(&["function_call"]), ""),
+            field("arguments", Text, "JSON text, as the model wrote it."),
+            field("parsed_arguments", Unread(&Schema("{}")), "The same, as the Python client parsed them."),
+        ],
+        CALLED,
+        SENT_BACK,
+    ],
+};
+const CUSTOM_CALL: Object = Object {
+    name: "ResponsesCustomToolCall",
+    groups: &[
+        &[
+            needed("type", Word(&["custom_tool_call"]), ""),
+            needed("input", Text, "The text that the tool was called with."),
+        ],
+        CALLED,
+        SENT_BACK,
+    ],
+};
+const CALLED: &[Field] = &[
+    needed("call_id", Text, "How the tool's answer names the call."),
+    needed("name", PAST_TOOL_NAME, ""),
+    field("namespace", Text, "That of the tool, if it has one."),
+];
+const OUTPUT: Object = Object {
+    name: "ResponsesFunctionCallOutput",
+    groups: &[&[needed("type", Word(&["function_call_output"]), "")], ANSWERED, SENT_BACK],
+};
+const CUSTOM_OUTPUT: Object = Object {
+    name: "ResponsesCustomToolCallOutput",
+    groups: &[&[needed("type", Word(&["custom_tool_call_output"]), "")], ANSWERED, SENT_BACK],
+};
+const ANSWERED: &[Field] = &[
+    needed("call_id", Text, "The call that it answers."),
+    needed("output", Either(&[Text, List(&Inner(&PART), 0, usize::MAX)]), ""),
+    field("name", Unread(&Text), "The tool once more, as some clients send it."),
+];
+const SEARCH: Object = Object {
+    name: "ResponsesWebSearchCall",
+    groups: &[
+        &[
+            needed(
+                "type",
+                Word(&["web_search_call"]),
+                "Left out: another server searched for its own model.",
+            ),
+            field("action", Unread(&Schema("{}")), ""),
+        ],
+        SENT_BACK,
+    ],
+};
+/// Items come back as they were sent: their ids and states say nothing new.
+const SENT_BACK: &[Field] = &[field("id", Unread(&Text), ""), field("status", Unread(&Text), "")];
+/// Templates don't tell the parts of an answer apart.
+const PHASE: Field = field("phase", Unread(&Text), "Of no consequence.");
+const PART: Object = Object {
+    name: "ResponsesInputText",
+    groups: &[&[needed("type", Word(&["input_text", "text"]), ""), needed("text", Text, "")], NOTES],
+};
+const OUTPUT_PART: Object = Object {
+    name: "ResponsesOutputTextPart",
+    groups: &[&[needed("type", Word(&["output_text"]), ""), needed("text", Text, "")], NOTES],
+};
+const NOTES: &[Field] = &[
+    idle("annotations", Only(&["[]"], "they would not reach the model")),
+    idle("logprobs", Only(&["[]"], "they would not reach the model")),
+    field("parsed", Unread(&Schema("{}")), "The text once more, as the Python client parsed it."),
+];
+const SUMMARY: Object = Object {
+    name: "ResponsesSummaryText",
+    groups: &[&[needed("type", Word(&["summary_text"]), ""), needed("text", Text, "")]],
+};
+const THOUGHT: Object = Object {
+    name: "ResponsesReasoningText",
+    groups: &[&[needed("type", Word(&["reasoning_text"]), ""), needed("text", Text, "")]],
+};

@@ -4,7 +4,14 @@
 //! it: a `custom` tool is a function of one string, a `namespace` is functions whose names begin with its own.
 
 use super::custom::INPUT;
-use crate::chat::tools::{ToolChoice, ToolList, Tools, check_name, read_schema};
+use crate::chat::tools::{
+    DESCRIPTION, PARALLEL, PARAMETERS, STRICT, TOOL_NAME, ToolChoice, ToolList, Tools, check_name,
+    read_schema,
+};
+use crate::declare::Takes::{
+    Either, Flag, List, Map as Mapping, Object as Inner, OneOf, Only, Pattern, Schema, Text, Unread, Word,
+};
+use crate::declare::{Field, Object, field, idle, needed};
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 use atom_text::Tool;
@@ -78,7 +85,7 @@ struct Reader {
 impl Reader {
     fn tool(&mut self, place: &str, item: Value) -> Result<(), ApiError> {
         let echo = item.clone();
-        let mut fields = Fields::nested(place, item)?;
+        let mut fields = Fields::nested(place, item, &FUNCTION)?;
         let kind = fields.required_string("type", "it is \"function\"")?;
         match kind.as_str() {
             "function" | "custom" => {
@@ -101,22 +108,18 @@ impl Reader {
         kind: &str,
         namespace: Option<&Namespace>,
     ) -> Result<Value, ApiError> {
+        let is_custom = kind == "custom";
+        if is_custom {
+            fields.is_declared_as(&CUSTOM);
+        }
         let name = fields.required_string("name", "it is how the model calls the tool")?;
         check_name(&fields.name("name"), &name)?;
         let description = fields.string("description")?;
-        // It is there from the beginning, which is sooner than it has to be.
-        fields.boolean("defer_loading")?;
-        fields.refuse_unless("allowed_callers", "no code runs on this server", |value| {
-            *value == json!(["direct"])
-        })?;
-        let is_custom = kind == "custom";
         let mut tool = if is_custom {
             let format = read_custom_format(&mut fields)?;
             echo["format"] = json!({"type": "text"});
             custom_tool(name, description, format)
         } else {
-            // What comes back is no business of the model's until it comes.
-            fields.object("output_schema")?;
             let parameters = read_schema(&mut fields, "parameters")?;
             Tool { name, description, parameters, strict: fields.boolean("strict")?.unwrap_or(false) }
         };
@@ -138,6 +141,7 @@ impl Reader {
     }
 
     fn namespace(&mut self, place: &str, mut fields: Fields, mut echo: Value) -> Result<(), ApiError> {
+        fields.is_declared_as(&NAMESPACE);
         let name = fields.required_string("name", "calls of its tools have it")?;
         check_name(&fields.name("name"), &name)?;
         let mut namespace = Namespace { name, introduction: fields.string("description")? };
@@ -147,7 +151,7 @@ impl Reader {
         for (at, item) in tools.into_iter().enumerate() {
             let place = format!("{place}.tools[{at}]");
             let echo = item.clone();
-            let mut fields = Fields::nested(&place, item)?;
+            let mut fields = Fields::nested(&place, item, &FUNCTION)?;
             let kind = fields.required_string("type", "it is \"function\" or \"custom\"")?;
             if !matches!(kind.as_str(), "function" | "custom") {
                 let name = fields.name("type");
@@ -199,11 +203,12 @@ fn custom_tool(name: String, description: Option<String>, format: Option<String>
 fn read_custom_format(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     let place = fields.name("format");
     let Some(format) = fields.take("format") else { return Ok(None) };
-    let mut inner = Fields::nested(&place, format)?;
+    let mut inner = Fields::nested(&place, format, &FREE)?;
     let kind = inner.required_string("type", "it is \"text\" or \"grammar\"")?;
     let words = match kind.as_str() {
         "text" => None,
         "grammar" => {
+            inner.is_declared_as(&GRAMMAR);
             let syntax = inner.required_string("syntax", "it is \"lark\" or \"regex\"")?;
             if !matches!(syntax.as_str(), "lark" | "regex") {
                 return Err(wrong(&inner.name("syntax"), &syntax.into(), "\"lark\" or \"regex\""));
@@ -246,7 +251,7 @@ fn read_choice(choice: Value) -> Result<ToolChoice, ApiError> {
 }
 
 fn read_named(choice: Value) -> Result<ToolChoice, ApiError> {
-    let mut fields = Fields::nested("tool_choice", choice)?;
+    let mut fields = Fields::nested("tool_choice", choice, &NAMED)?;
     let kind = fields.required_string("type", "it is \"function\" or \"custom\"")?;
     if !matches!(kind.as_str(), "function" | "custom") {
         return Err(wrong("tool_choice.type", &kind.into(), "\"function\" or \"custom\""));
@@ -260,3 +265,87 @@ fn read_named(choice: Value) -> Result<ToolChoice, ApiError> {
 const CHOICES: &str = "\"none\", \"auto\", \"required\" or {\"type\": \"function\", \"name\": ..}";
 /// Between the name of a namespace and that of its tool.
 const SEPARATOR: &str = "__";
+
+/// What [`read`] takes. Tools that are left out don't count, so that the list may be longer than there may be tools.
+pub(super) const FIELDS: &[Field] = &[
+    field(
+        "tools",
+        List(
+            &Either(&[Inner(&FUNCTION), Inner(&CUSTOM), Inner(&NAMESPACE), Schema(LEFT_OUT)]),
+            0,
+            usize::MAX,
+        ),
+        "Tools that the model may call. Those that a server would run are left out or refused.",
+    ),
+    field(
+        "tool_choice",
+        Either(&[Word(&["none", "auto", "required"]), Inner(&NAMED)]),
+        "`required` and a named tool hold the answer to a call.",
+    ),
+    PARALLEL,
+];
+
+const FUNCTION: Object = Object {
+    name: "ResponsesTool",
+    groups: &[
+        &[
+            needed("type", Word(&["function"]), ""),
+            field(
+                "parameters",
+                Schema(PARAMETERS),
+                "The JSON schema of the arguments; absent: there are none.",
+            ),
+            STRICT,
+            // What comes back is no business of the model's until it comes.
+            field("output_schema", Unread(&Mapping), "Of no consequence."),
+        ],
+        OF_CLIENT,
+    ],
+};
+const CUSTOM: Object = Object {
+    name: "ResponsesCustomTool",
+    groups: &[
+        &[
+            needed("type", Word(&["custom"]), "It takes a text, and no arguments."),
+            field("format", OneOf(&[&FREE, &GRAMMAR]), "A grammar is shown to the model, and holds nothing."),
+        ],
+        OF_CLIENT,
+    ],
+};
+/// What tools have that the client runs.
+const OF_CLIENT: &[Field] = &[
+    needed("name", Pattern(TOOL_NAME), "No other tool has it."),
+    DESCRIPTION,
+    field("defer_loading", Unread(&Flag), "Of no consequence: the model sees all tools."),
+    idle("allowed_callers", Only(&[r#"["direct"]"#], "no code runs on this server")),
+];
+const FREE: Object =
+    Object { name: "ResponsesCustomText", groups: &[&[needed("type", Word(&["text"]), "")]] };
+const GRAMMAR: Object = Object {
+    name: "ResponsesCustomGrammar",
+    groups: &[&[
+        needed("type", Word(&["grammar"]), ""),
+        needed("syntax", Word(&["lark", "regex"]), ""),
+        needed("definition", Text, "The grammar itself."),
+    ]],
+};
+const NAMESPACE: Object = Object {
+    name: "ResponsesNamespace",
+    groups: &[&[
+        needed("type", Word(&["namespace"]), ""),
+        needed("name", Pattern(TOOL_NAME), "Calls of its tools have it."),
+        DESCRIPTION,
+        field("tools", List(&OneOf(&[&FUNCTION, &CUSTOM]), 0, usize::MAX), ""),
+    ]],
+};
+/// See [`is_left_out`].
+const LEFT_OUT: &str = r#"{"type": "object", "required": ["type"], "description": "Left out.",
+    "properties": {"type": {"type": "string", "pattern": "^web_search|^(image_generation|tool_search)$"}}}"#;
+const NAMED: Object = Object {
+    name: "ResponsesNamedTool",
+    groups: &[&[
+        needed("type", Word(&["function", "custom"]), ""),
+        needed("name", Text, "One of the tools."),
+        field("namespace", Text, "That of the tool, if it has one."),
+    ]],
+};

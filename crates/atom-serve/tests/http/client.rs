@@ -1,5 +1,6 @@
 //! A client that sends exactly the bytes it is told to, and reads what HTTP/1.1 answers.
 
+use crate::document;
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -73,14 +74,20 @@ impl Client {
         let _ = self.stream.get_mut().write_all(bytes).await;
     }
 
+    /// Posts JSON, and holds the answer to the OpenAPI document.
     pub(crate) async fn post(&mut self, path: &str, body: &Value) -> Response {
         self.send("POST", path, &[JSON], body.to_string().as_bytes()).await;
-        self.response().await
+        let response = self.response().await;
+        document::check("POST", path, Some(body), &response).await;
+        response
     }
 
+    /// The same for what is only asked.
     pub(crate) async fn get(&mut self, path: &str) -> Response {
         self.send("GET", path, &[], b"").await;
-        self.response().await
+        let response = self.response().await;
+        document::check("GET", path, None, &response).await;
+        response
     }
 
     /// Reads a head; the body stays in the connection.

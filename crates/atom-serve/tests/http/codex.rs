@@ -2,6 +2,7 @@
 
 use crate::fake::{Site, answer, tool_model};
 use crate::tools::marked;
+use atom_base::limits::TOOLS_MAX;
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/responses";
@@ -75,6 +76,9 @@ async fn hosted_tools_that_agents_always_declare_are_left_out_and_the_response_s
     alone["tools"] = json!([{"type": "web_search_preview"}]);
     let found = site.post(PATH, &alone).await.json();
     assert_eq!(found["tools"], json!([]));
+    // Of tools that don't reach the model there may be any number.
+    alone["tools"] = vec![json!({"type": "web_search"}); TOOLS_MAX + 1].into();
+    assert_eq!(site.post(PATH, &alone).await.status, 200);
 }
 
 #[tokio::test]

@@ -233,6 +233,11 @@ async fn what_is_not_kept_or_not_built_is_refused_by_name() {
             "input[0].input",
             &["missing"],
         ),
+        (
+            item(json!({"type": "function_call", "call_id": "c", "namespace": "n", "name": ""})),
+            "input[0].name",
+            &["1 to 512 bytes"],
+        ),
         (item(json!({"type": "poem"})), "input[0].type", &["\"poem\""]),
         (item(json!({"role": "king", "content": "x"})), "input[0].role", &["\"king\""]),
         (item(json!({"role": "user"})), "input[0].content", &["missing"]),
