@@ -123,7 +123,7 @@ fn read_sampling(fields: &mut Fields, server: &Server) -> Result<SamplingParams,
         presence_penalty: fields.number("presence_penalty")?.unwrap_or(0.0),
         frequency_penalty: fields.number("frequency_penalty")?.unwrap_or(0.0),
         repetition_penalty: fields.number("repetition_penalty")?.unwrap_or(defaults.repetition_penalty),
-        logit_bias: read_logit_bias(fields)?,
+        logit_bias: read_logit_bias(fields, vocab)?,
         logprobs: None,
         prompt_logprobs: None,
     };
@@ -132,7 +132,7 @@ fn read_sampling(fields: &mut Fields, server: &Server) -> Result<SamplingParams,
 }
 
 /// `{"token id": bias}`, the ids as strings since JSON has no other keys.
-fn read_logit_bias(fields: &mut Fields) -> Result<Box<[(TokenId, f32)]>, ApiError> {
+fn read_logit_bias(fields: &mut Fields, vocab: u32) -> Result<Box<[(TokenId, f32)]>, ApiError> {
     let Some(map) = fields.object("logit_bias")? else { return Ok(Box::default()) };
     if map.len() > LOGIT_BIAS_MAX {
         let expected = format!("an object of at most {LOGIT_BIAS_MAX} fields");
@@ -141,14 +141,18 @@ fn read_logit_bias(fields: &mut Fields) -> Result<Box<[(TokenId, f32)]>, ApiErro
     map.iter()
         .map(|(key, value)| {
             // "+5" and "05" would make the same token twice.
-            let token =
-                key.parse::<TokenId>().ok().filter(|token| token.to_string() == *key).ok_or_else(|| {
-                    wrong(
-                        "logit_bias",
-                        &Value::String(key.clone()),
-                        "an object whose keys are token ids, like \"50256\"",
-                    )
-                })?;
+            if key.is_empty()
+                || key.bytes().any(|byte| !byte.is_ascii_digit())
+                || key.starts_with('0') && key != "0"
+            {
+                let expected = "an object whose keys are token ids, like \"50256\"";
+                return Err(wrong("logit_bias", &Value::String(key.clone()), expected));
+            }
+            let token = key.parse::<TokenId>().map_err(|_| ApiError::BadField {
+                name: "logit_bias".into(),
+                found: format!("for token {key}"),
+                expected: format!("for tokens below {vocab}"),
+            })?;
             let bias =
                 value.as_f64().ok_or_else(|| wrong(&format!("logit_bias.{key}"), value, "a number"))?;
             // Before it is rounded.

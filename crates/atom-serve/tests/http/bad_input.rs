@@ -72,6 +72,8 @@ async fn fields_out_of_range_or_of_the_wrong_type_are_refused_by_name_and_number
         (json!({"logit_bias": {"5": "1"}}), "logit_bias.5", &["a number"]),
         (json!({"logit_bias": {"5": 101}}), "logit_bias", &["101", "from -100 to 100"]),
         (json!({"logit_bias": {"264": 1}}), "logit_bias", &["264"]),
+        (json!({"logit_bias": {"6723008771": 1}}), "logit_bias", &["6723008771", "for tokens below 264"]),
+        (json!({"logit_bias": {"": 1}}), "logit_bias", &["token ids"]),
         (json!({ "logit_bias": biases }), "logit_bias", &["1025", "1024"]),
         (json!({"stop": 5}), "stop", &["a string or a list of strings"]),
         (json!({"stop": ["a", 5]}), "stop", &["5"]),
