@@ -1,10 +1,13 @@
-"""What scripts/gpu-serve-check asks of a server: serve.py BINARY FOLDER. Ends in `N passed, N failed`."""
+"""What scripts/gpu-serve-check asks of a server: serve.py BINARY FOLDER SMOLLM2. Ends in `N passed, N failed`."""
 import concurrent.futures, json, os, pathlib, re, signal, subprocess, sys, time, urllib.error, urllib.request
 
-binary, work = sys.argv[1], pathlib.Path(sys.argv[2])
+binary, work, smollm2 = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3]
 port, model = 8131, work / "model"
 url = f"http://127.0.0.1:{port}"
 END = 256
+golden = pathlib.Path(os.environ.get("ATOM_TESTS_DATA", "tests-data")) / "golden" / "smollm2" / "greedy.json"
+# Between logits of bf16 and of f32. Seen on an H200: see docs/cuda.md.
+MARGIN = 0.3
 
 
 def write_model():
@@ -25,10 +28,12 @@ def write_model():
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
-def start(**variables):
+DUMMY = ["--model", str(model), "--load-dummy", "--device", "cuda", "--gpu-memory-utilization", "0.05"]
+
+
+def start(flags=DUMMY, **variables):
     log = open(work / "log", "w")
-    command = [binary, "serve", "--model", str(model), "--load-dummy", "--device", "cuda", "--port", str(port),
-               "--max-model-len", "8192", "--gpu-memory-utilization", "0.05"]
+    command = [binary, "serve", *flags, "--port", str(port), "--max-model-len", "8192"]
     server = subprocess.Popen(command, stderr=log, stdout=log, env=dict(os.environ, **variables))
     until = time.time() + 120
     while health() != 200:
@@ -49,7 +54,7 @@ def health():
 
 def complete(**body):
     """Status and body of an answer."""
-    body = dict(dict(model="model", prompt="Say it: ", max_tokens=300), **body)
+    body = dict(dict(prompt="Say it: ", max_tokens=300), **body)
     request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(),
                                      {"Content-Type": "application/json"})
     try:
@@ -103,8 +108,46 @@ def structured():
         check(f"{name}, temperature {body['temperature']}", len(texts) == 2 and all(map(holds, texts)),
               f"{status} {answer}")
     check("a neighbour is answered", neighbour[0] == alone[0] == 200, f"{neighbour} {alone}")
+    stop(server)
+
+
+def stop(server):
     server.send_signal(signal.SIGTERM)
     check("a server that is told to stop ends with 0", server.wait(60) == 0, server.returncode)
+
+
+def real_weights():
+    """SmolLM2 on the GPU and on the CPU, beside what transformers computed in f32: log-probabilities of known texts, and
+    greedy tokens, which may part where the two likeliest are closer than the margin.
+    """
+    prompts, by_device = json.loads(golden.read_text())["prompts"], {}
+    for device in ("cuda", "cpu"):
+        memory = ["--gpu-memory-utilization", "0.1"] if device == "cuda" else ["--kv-cache-memory", "512MiB"]
+        server = start(["--model", smollm2, "--device", device, *memory])
+        by_device[device] = [(ask(known["ids"] + known["greedy"], echo=True, max_tokens=1),
+                              ask(known["ids"], max_tokens=len(known["greedy"]))) for known in prompts]
+        stop(server)
+    for at, known in enumerate(prompts):
+        first, count = len(known["ids"]), len(known["greedy"])
+        names = by_device["cuda"][at][0]["tokens"][first : first + count]
+        exact = [logits[0] - total for logits, total in zip(known["top_logits"], known["log_sum_exp"])]
+        for device, answers in by_device.items():
+            found = answers[at][0]["token_logprobs"][first : first + count]
+            apart = max(abs(a - b) for a, b in zip(found, exact))
+            check(f"SmolLM2, {known['name']}: log-probabilities on {device}, {apart:.3f} apart at the most", apart < MARGIN, found)
+        parts = [next((i for i in range(count) if tokens[i] != other[i]), count) for tokens, other in
+                 [(by_device["cuda"][at][1]["tokens"], names), (by_device["cuda"][at][1]["tokens"], by_device["cpu"][at][1]["tokens"])]]
+        for other, part in zip(("transformers", "the CPU"), parts):
+            allowed = part == count or known["margins"][part] < 2 * MARGIN
+            check(f"SmolLM2, {known['name']}: {part} of {count} tokens as {other}", allowed, by_device["cuda"][at][1]["tokens"])
+
+
+def ask(prompt, **body):
+    """Tokens and log-probabilities of a greedy completion."""
+    status, answer = complete(prompt=prompt, temperature=0, logprobs=1, ignore_eos=True, **body)
+    if status != 200:
+        sys.exit(f"a completion of SmolLM2 is refused: {status} {answer}")
+    return answer["choices"][0]["logprobs"]
 
 
 def fault(kind, within):
@@ -131,6 +174,7 @@ def fault(kind, within):
 
 write_model()
 structured()
+real_weights()
 fault("trap", "(719)")
 fault("hang", "did not end in")
 print(f"{passed} passed, {failed} failed")

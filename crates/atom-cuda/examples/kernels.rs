@@ -34,7 +34,7 @@ fn compile(archs: &[&str]) -> Result<(), atom_cuda::CudaError> {
     let programs: Vec<Program> = SOURCES.iter().flat_map(Source::programs).collect();
     for arch in archs {
         let (compiler, start) = (Compiler::new(&nvrtc, arch, None)?, Instant::now());
-        let compiled = compiler.compile(&programs, &|_| {})?;
+        let compiled = compiler.compile(&programs, &|_, _| {})?;
         let bytes: usize = compiled.iter().map(|compiled| compiled.cubin.len()).sum();
         println!(
             "{arch}: {} programs, {} KiB, by NVRTC {} in {:.1} s",

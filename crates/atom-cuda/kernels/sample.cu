@@ -71,8 +71,8 @@ __device__ __forceinline__ u64 now_ns() {
 }
 
 /// Waits for the row's mask and makes every token of the split that it forbids impossible. What is no number stays so: then
-/// no token is chosen, as without a mask. Where the host has none, or says nothing for as long as a step may take, the
-/// row has no number and chooses nothing.
+/// no token is chosen, as without a mask. Where the host has none, or says nothing for eight times as long as a step may
+/// take, the row has no number and chooses nothing.
 __device__ __noinline__ void forbid(const SampleArgs& a, u32 row, Split split) {
     u32 sequence = a.header[SEQUENCE];
     const u8* turn = a.gate + (u64)(sequence & 1) * a.gate_stride;

@@ -75,11 +75,11 @@ impl<'a> Compiler<'a> {
     }
 
     /// All of `programs`, in their order, on as many threads as there are cores. `progress` is called with how
-    /// many are done.
+    /// many are done, and of how many.
     pub fn compile(
         &self,
         programs: &[Program],
-        progress: &(dyn Fn(usize) + Sync),
+        progress: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Vec<Compiled>, CudaError> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(programs.len());
         let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -89,7 +89,7 @@ impl<'a> Compiler<'a> {
                 let index = next.fetch_add(1, Ordering::Relaxed);
                 let Some(program) = programs.get(index) else { return Ok(compiled) };
                 compiled.push((index, self.one(program)?));
-                progress(done.fetch_add(1, Ordering::Relaxed) + 1);
+                progress(done.fetch_add(1, Ordering::Relaxed) + 1, programs.len());
             }
         };
         let mut all: Vec<(usize, Compiled)> = std::thread::scope(|scope| {

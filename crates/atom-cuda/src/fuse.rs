@@ -161,7 +161,9 @@ fn share_norms(steps: &mut Vec<Step<'_>>, is_rows: impl Fn(&SmallProduct) -> boo
         let is_next = all[index + 1..reader].iter().all(Option::is_none);
         let adds = is_next && front.out == x && front.product.out == SmallOut::Residual && front.x != out;
         let fits = behind.x == out && behind.product.rows == front.product.rows;
-        if adds && fits && is_rows(&front.product) && is_rows(&behind.product) {
+        // Sums of squares have one place: a product doesn't read those of the norm in front and write those of the one behind.
+        let is_free = front.scale.is_none();
+        if adds && fits && is_free && is_rows(&front.product) && is_rows(&behind.product) {
             all[index - 1] = Some(Step::Product(Fused { next: Some((weight, out)), ..front }));
             all[reader] = Some(Step::Product(Fused { scale: Some(eps), ..behind }));
             all[index] = None;

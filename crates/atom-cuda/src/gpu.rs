@@ -8,6 +8,7 @@ use crate::kernels::Kernels;
 use crate::library::Search;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// Opened once; a backend takes it.
@@ -66,8 +67,13 @@ impl Gpu {
         }
         let start = Instant::now();
         let compiler = Compiler::new(&self.nvrtc, &self.device.arch(), self.cache.clone())?;
-        let new = self.kernels.load(&compiler, programs, &|done| {
-            tracing::debug!("kernel program {done}");
+        // What lies on disk is there at once and not worth a line.
+        let told = AtomicU64::new(1);
+        let new = self.kernels.load(&compiler, programs, &|done, of| {
+            let seconds = start.elapsed().as_secs();
+            if told.fetch_max(seconds + 1, Ordering::Relaxed) <= seconds {
+                tracing::info!("compiling kernel programs: {done} of {of}");
+            }
         })?;
         if new > 0 {
             tracing::info!("{new} kernel programs compiled in {:.2} s", start.elapsed().as_secs_f64());
@@ -83,6 +89,11 @@ impl Gpu {
     /// The driver's table, whose counts show what steps ask of it.
     pub fn driver(&self) -> &Arc<Driver> {
         &self.driver
+    }
+
+    /// cuBLASLt's table, with counts alike.
+    pub fn cublaslt(&self) -> &Arc<CublasLt> {
+        &self.cublaslt
     }
 
     /// Bytes that a rank may take now if all of this process may take `utilization` of the GPU's memory.

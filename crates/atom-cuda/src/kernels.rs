@@ -146,7 +146,7 @@ impl Kernels {
         &mut self,
         compiler: &Compiler<'_>,
         programs: &[Program],
-        progress: &(dyn Fn(usize) + Sync),
+        progress: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<usize, CudaError> {
         let mut missing: Vec<Program> =
             programs.iter().filter(|program| !self.modules.contains_key(program)).cloned().collect();

@@ -78,7 +78,7 @@ fn goldens_in_f32() {
 
 /// What `--poison-padding` fills with NaN must change no bit; bf16 must stay near f32.
 fn bf16_is_near_and_poison_is_not_seen() {
-    for name in ["qwen3", "qwen3_moe", "glm4_moe", "llama_bias", "minimax_m2"] {
+    for name in goldens::MODELS.iter().chain(goldens::MIXTURES) {
         let prompt: Vec<u32> = (0..83).map(|i| (i * 37 + 11) % 512).collect();
         let scoring =
             SamplingParams { prompt_logprobs: Some(4), logprobs: Some(4), ..SamplingParams::greedy() };
@@ -182,33 +182,44 @@ fn sampled_tokens_are_those_of_the_cpu() {
     }
 }
 
-/// Counts of driver calls over 1,000 decode steps.
+/// Counts of calls over 1,000 decode steps: of the driver, and of cuBLASLt, which would launch by itself.
 fn a_steady_step_is_one_launch() {
     const STEPS: u64 = 1000;
     let setup = Setup { poison: false, depth: 1, max_model_len: 2048, ..Setup::default() };
-    let (host, driver) = start(&setup, &tiny("qwen3_moe"), Element::F32);
-    greedy(&host, &[1, 2, 3], 8);
-    let before = driver.counts();
-    // The first token comes with the prompt's step.
-    greedy(&host, &[5, 6, 7], STEPS as u32);
-    let after = driver.counts();
-    println!("  calls of the driver over {STEPS} steps:");
-    let count = |name: &str| {
-        let of = |counts: &[(&'static str, u64)]| counts.iter().find(|(n, _)| *n == name).unwrap().1;
-        of(&after) - of(&before)
-    };
-    for (name, _) in &after {
-        if count(name) > 0 {
-            println!("    {name:<24} {:>6}", count(name));
+    for element in [Element::F32, Element::BF16] {
+        let setup = Setup { kv_dtype: element_of_cache(element), ..setup.clone() };
+        let gpu = Gpu::open(&options()).unwrap_or_else(|error| panic!("{error}"));
+        let (driver, cublaslt) = (Arc::clone(gpu.driver()), Arc::clone(gpu.cublaslt()));
+        let calls = || [driver.counts(), cublaslt.counts()].concat();
+        let host = start_on(gpu, (element, SumOrder::Fastest), &setup, &tiny("qwen3_moe")).unwrap();
+        greedy(&host, &[1, 2, 3], 8);
+        let before = calls();
+        // The first token comes with the prompt's step.
+        greedy(&host, &[5, 6, 7], STEPS as u32);
+        let made: Vec<(&str, u64)> =
+            calls().iter().zip(&before).map(|(after, before)| (after.0, after.1 - before.1)).collect();
+        println!("  calls over {STEPS} steps in {element:?}:");
+        for (name, count) in made.iter().filter(|(_, count)| *count > 0) {
+            println!("    {name:<24} {count:>6}");
         }
+        let none: Vec<&str> = made.iter().filter(|(_, count)| *count == 0).map(|(name, _)| *name).collect();
+        println!("    none of the other {}: {}", none.len(), none.join(", "));
+        let count = |name: &str| made.iter().find(|(n, _)| *n == name).unwrap().1;
+        assert_eq!(count("cuGraphLaunch"), STEPS);
+        assert_eq!(count("cuMemcpyHtoDAsync_v2"), STEPS);
+        // Asked only of a step that takes longer than it should.
+        let rare = count("cuStreamQuery");
+        assert!(rare <= STEPS / 100, "{rare} questions after failures");
+        let all: u64 = made.iter().map(|(_, count)| count).sum();
+        assert_eq!(all, 2 * STEPS + rare, "a copy up and a launch each, and nothing else: {made:?}");
     }
-    assert_eq!(count("cuGraphLaunch"), STEPS);
-    assert_eq!(count("cuMemcpyHtoDAsync_v2"), STEPS);
-    // Asked only of a step that takes longer than it should.
-    let rare = count("cuStreamQuery");
-    assert!(rare <= STEPS / 100, "{rare} questions after failures");
-    let calls: u64 = after.iter().map(|(name, _)| count(name)).sum();
-    assert_eq!(calls, 2 * STEPS + rare, "a copy up and a launch each, and nothing else: {after:?}");
+}
+
+fn element_of_cache(element: Element) -> KvDType {
+    match element {
+        Element::F32 => KvDType::F32,
+        Element::BF16 => KvDType::BF16,
+    }
 }
 
 /// Step by step, of prompts and of answers; and none while nobody asks.

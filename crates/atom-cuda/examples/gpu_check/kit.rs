@@ -29,7 +29,7 @@ impl Kit {
         let programs: Vec<_> = SOURCES.iter().flat_map(Source::programs).collect();
         let start = Instant::now();
         let mut kernels = Kernels::new(&device);
-        kernels.load(&compiler, &programs, &|_| {})?;
+        kernels.load(&compiler, &programs, &|_, _| {})?;
         println!(
             "{}, {}, NVRTC {}: {} programs in {:.2} s; seed {seed}",
             device.properties().name,
@@ -45,7 +45,7 @@ impl Kit {
     /// Compiles and loads programs beyond those that sources list.
     pub(crate) fn load(&mut self, programs: &[Program]) -> Result<(), CudaError> {
         let compiler = Compiler::new(&self.nvrtc, &self.device.arch(), None)?;
-        self.kernels.load(&compiler, programs, &|_| {}).map(drop)
+        self.kernels.load(&compiler, programs, &|_, _| {}).map(drop)
     }
 
     /// Where launchers put their work.

@@ -201,6 +201,19 @@ fn a_norm_that_others_read_as_well_is_not_shared() {
 }
 
 #[test]
+fn a_product_between_two_norms_shares_one_of_them() {
+    let mut layers = Layers::new(4);
+    layers.attention(false);
+    let [middle, normed] = [(); 2].map(|()| layers.ops.buffer(Extent::Rows, 64));
+    layers.ops.linear(layers.normed, WEIGHT, None, middle);
+    layers.ops.add_norm(layers.residual, middle, WEIGHT, 1e-6, normed);
+    layers.normed = normed;
+    layers.mlp();
+    let found = shared(&layers.head(), |_| true);
+    assert_eq!(found[5..9], ["Residual, weigh", "scale, Residual", "norm", "GatedSilu"]);
+}
+
+#[test]
 fn what_others_read_as_well_is_written() {
     let mut layers = Layers::new(4);
     // Sums over ranks come between the product and the residual.

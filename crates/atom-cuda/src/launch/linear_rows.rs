@@ -122,6 +122,8 @@ pub unsafe fn multiply(
         next == Address::NULL || product.out == SmallOut::Residual,
         "{product:?} has no residual to norm"
     );
+    let are_apart = next == Address::NULL || squares != next_squares;
+    assert!(are_apart, "{product:?}: blocks would overwrite sums of squares that others still read");
     let mut norms = [0; 10];
     for (words, address) in norms.chunks_exact_mut(2).zip([squares, next_weight, next, next_squares]) {
         words.copy_from_slice(&halves(address));

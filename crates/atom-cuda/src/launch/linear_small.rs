@@ -11,7 +11,7 @@ use crate::module::Launch;
 /// A product `x W^T + bias` of bf16 weights, and what stands around it. See kernels/linear_small.cu.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SmallProduct {
-    /// Rows of x at capacity, at most [`SMALL_ROWS_MAX`].
+    /// Rows of x at capacity; `linear_small` takes up to [`SMALL_ROWS_MAX`].
     pub rows: usize,
     /// Columns of x and W; a multiple of 8.
     pub inputs: usize,

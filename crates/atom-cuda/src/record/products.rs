@@ -6,6 +6,7 @@ use crate::element::Element;
 use crate::fp8::Stored;
 use crate::fuse::{Fused, FusedFp8};
 use crate::launch::linear_fp8::{self, Fp8Operands, Fp8Path};
+use crate::launch::linear_rows;
 use crate::launch::linear_small::{RowsNorms, SmallOperands};
 use crate::launch::quantise;
 use crate::launch::step;
@@ -65,9 +66,15 @@ impl Scene<'_> {
             None => (Address::NULL, 0.0),
             Some((weight, eps)) => (self.vector(weight, inputs)?, eps),
         };
-        // One place for all: who adds to the residual does so when everybody before has ended.
+        // One place for all: who writes there reads nothing there, and does so when everybody before has ended.
         let squares = self.with.reserved.quantised.address();
         let mut norms = RowsNorms::NONE;
+        let needed = match (scale, next) {
+            (None, None) => 0,
+            (Some(_), None) => linear_rows::squares_bytes(product.rows, inputs),
+            (_, Some(_)) => linear_rows::squares_bytes(product.rows, outputs),
+        };
+        self.has_room_for_codes(needed, product)?;
         if let Some(eps) = scale {
             norms.squares = (squares, eps);
         }
@@ -92,6 +99,17 @@ impl Scene<'_> {
         Ok(())
     }
 
+    /// The plan counted for the buckets it was told of.
+    fn has_room_for_codes(&self, needed: usize, product: &impl std::fmt::Debug) -> Result<(), OpsError> {
+        let there = self.with.reserved.quantised.bytes();
+        if needed <= there {
+            return Ok(());
+        }
+        Err(OpsError::Device(format!(
+            "{product:?} needs {needed} bytes for codes or sums of squares, and {there} were planned"
+        )))
+    }
+
     /// Inputs become codes, by a norm if there is one, and are multiplied with the weights'.
     pub(super) fn fp8(&self, fused: &FusedFp8) -> Result<(), OpsError> {
         let &FusedFp8 { x, norm, weight, bias, out, ref product } = fused;
@@ -107,6 +125,7 @@ impl Scene<'_> {
         if self.element(x) != wanted {
             return Err(OpsError::Weights(format!("{x:?} is not {wanted:?}, which is quantised")));
         }
+        self.has_room_for_codes(product.scratch_bytes(), product)?;
         let (queue, shape, real) = (&self.with.queue, product.quantised(), self.real(x));
         let quantised = shape.at(self.with.reserved.quantised.address());
         // SAFETY: see `op`; the plan has room for the largest product's codes.
