@@ -6,7 +6,7 @@ use crate::record::Record;
 use atom_base::{FinishReason, ScoredToken, TokenId};
 use atom_engine::Event;
 use atom_telemetry::{Outcome, ServeMetrics};
-use atom_text::{AnswerParser, AnswerPart, Detokenizer, StopStrings};
+use atom_text::{AnswerEnd, AnswerParser, AnswerPart, Detokenizer, StopStrings};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
@@ -198,7 +198,7 @@ impl Choice {
         self.text.parser.push(stopped.text, &mut parts);
         let matched = stopped.matched;
         if let Some(stop) = matched {
-            self.text.parser.finish(&mut parts);
+            self.text.parser.finish(AnswerEnd::Cut, &mut parts);
             self.ready.finish = Some(self.stopped(Finish::StopString(stop)));
         }
         let cut = self.cut_calls(&mut parts);
@@ -223,7 +223,8 @@ impl Choice {
         let matched = stopped.matched;
         parser.push(stopped.text, &mut parts);
         parser.push(stops.finish(), &mut parts);
-        parser.finish(&mut parts);
+        let by_itself = reason == FinishReason::Stop && matched.is_none();
+        parser.finish(if by_itself { AnswerEnd::Whole } else { AnswerEnd::Cut }, &mut parts);
         let cut = self.cut_calls(&mut parts);
         self.ready.extend(parts);
         match (reason, matched) {
@@ -237,9 +238,11 @@ impl Choice {
         Outcome::from(reason)
     }
 
-    /// An answer that ended by itself and calls tools waits for them.
+    /// An answer that ended by itself and calls tools waits for them, but not if a stop string stands within a call.
     fn stopped(&self, finish: Finish) -> Finish {
-        if self.text.parser.calls() > 0 { Finish::ToolCalls } else { finish }
+        let parser = &self.text.parser;
+        let is_half = parser.is_call_cut() && matches!(finish, Finish::StopString(_));
+        if parser.calls() > 0 && !is_half { Finish::ToolCalls } else { finish }
     }
 
     fn push_prompt_entry(&mut self, index: usize, score: Option<ScoredToken>) {

@@ -12,12 +12,15 @@
 //!   Arguments are the characters that the model wrote; only formats that write them as tags are brought to
 //!   JSON, with the types that the tool declares. Left out are the markers themselves and white space
 //!   beside them.
+//! * Where an answer is [cut](AnswerEnd::Cut), its parts are a beginning of what they would have been: nothing is
+//!   added to a call, and the beginning of a marker, or of a call that has no name yet, is left out.
 
 mod arguments;
 mod deepseek_v3;
 mod deepseek_v31;
 mod deepseek_v4;
 mod dialect;
+mod end;
 mod format;
 mod glm45;
 mod grammar;
@@ -39,6 +42,7 @@ mod section;
 mod tagged;
 
 pub use dialect::{AnswerStart, Dialect, ToolFormat};
+pub use end::AnswerEnd;
 pub use grammar::{Calls, Instead};
 pub use parser::AnswerParser;
 pub use reasoning::ReasoningFormat;
@@ -75,8 +79,9 @@ pub enum AnswerPart {
         name: String,
     },
     /// The next piece of the arguments of the call that began last. Concatenated they are the JSON object
-    /// that the model wrote. Where the answer ends within a call, missing closing brackets are added if
-    /// nothing else is missing; arguments that end within a string, a number or a key stay cut off.
+    /// that the model wrote. Where the model ends a call or its answer too early, missing closing brackets
+    /// are added if nothing else is missing; arguments that end within a string, a number or a key stay cut
+    /// off. Where the answer is cut within a call, nothing is added, so that there may be no piece at all.
     Arguments {
         /// Number of the call.
         index: u32,

@@ -44,7 +44,8 @@ mod testing;
 mod tokenizer;
 
 pub use answer::{
-    AnswerParser, AnswerPart, AnswerStart, Calls, Dialect, Instead, ReasoningFormat, Tool, ToolFormat,
+    AnswerEnd, AnswerParser, AnswerPart, AnswerStart, Calls, Dialect, Instead, ReasoningFormat, Tool,
+    ToolFormat,
 };
 pub use cache::{TokenCache, TokenCacheCounts};
 pub use content::{flatten_content, flatten_messages};

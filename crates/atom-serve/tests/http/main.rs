@@ -15,6 +15,7 @@ mod codex;
 mod constraints;
 mod cors;
 mod document;
+mod cut_calls;
 mod equality;
 mod fake;
 mod hosts;

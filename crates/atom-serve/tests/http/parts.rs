@@ -7,7 +7,8 @@ use crate::tools::marked;
 use atom_base::TokenId;
 use atom_engine::Request;
 use atom_text::{
-    AnswerParser, AnswerPart, AnswerStart, Detokenizer, Dialect, ReasoningFormat, Tokenizer, Tool, ToolFormat,
+    AnswerEnd, AnswerParser, AnswerPart, AnswerStart, Detokenizer, Dialect, ReasoningFormat, Tokenizer, Tool,
+    ToolFormat,
 };
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -210,14 +211,15 @@ fn expected(speech: Speech, tokenizer: &Arc<Tokenizer>, body: &Value, choice: u3
     let mut parser = AnswerParser::new(speech.dialect(), start, [tool].into());
     let mut parts = Vec::new();
     parser.push(&text[..stop.unwrap_or(text.len())], &mut parts);
-    parser.finish(&mut parts);
+    let by_itself = stop.is_none() && all.len() < limit;
+    parser.finish(if by_itself { AnswerEnd::Whole } else { AnswerEnd::Cut }, &mut parts);
     let is_second = |part: &AnswerPart| matches!(part, AnswerPart::Call { index: 1.., .. });
     let second = parts.iter().position(is_second).filter(|_| body["parallel_tool_calls"] == false);
     parts.truncate(second.unwrap_or(parts.len()));
     let calls = parts.iter().any(|part| matches!(part, AnswerPart::Call { .. }));
     let finish = match (second.is_some(), stop.is_some() || all.len() < limit) {
         (true, _) => "tool_calls",
-        (false, true) if calls => "tool_calls",
+        (false, true) if calls && !(stop.is_some() && parser.is_call_cut()) => "tool_calls",
         (false, true) => "stop",
         (false, false) => "length",
     };

@@ -1,5 +1,7 @@
 //! Arguments that the model writes as JSON, passed on as they come.
 
+use super::AnswerEnd;
+use super::end::Left;
 use super::format::Sink;
 use super::json::{JsonText, Took};
 use super::marker::{MarkerScan, Scan};
@@ -65,8 +67,23 @@ impl Arguments {
         ArgumentStep::Going
     }
 
-    /// No more comes. Adds closing brackets if nothing else is missing.
-    pub(super) fn finish(&mut self, sink: &mut Sink<'_>) {
+    /// The answer ends here.
+    pub(super) fn end(&mut self, end: AnswerEnd, sink: &mut Sink<'_>) -> Left {
+        // A bracket that could have opened a marker is one of the object.
+        if self.scan.take() == "[" {
+            self.pass('[', sink);
+        }
+        match end {
+            AnswerEnd::Whole => {
+                self.finish(sink);
+                Left::Call
+            }
+            AnswerEnd::Cut => Left::CutCall,
+        }
+    }
+
+    /// The model has ended the call. Adds closing brackets if nothing else is missing.
+    fn finish(&mut self, sink: &mut Sink<'_>) {
         if !self.value.is_begun() {
             sink.arguments("{}");
         } else if let Some(brackets) = self.value.missing_brackets().filter(|_| self.is_object) {

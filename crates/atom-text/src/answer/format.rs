@@ -1,6 +1,7 @@
 //! What every format of tool calls is to the parser: an automaton that reads characters.
 
-use super::{AnswerPart, Tool};
+use super::end::Left;
+use super::{AnswerEnd, AnswerPart, Tool};
 use std::collections::HashSet;
 use std::fmt::Debug;
 
@@ -9,9 +10,8 @@ pub(super) trait Format: Debug + Send + Sync {
     /// Takes the next character.
     fn push(&mut self, c: char, sink: &mut Sink<'_>) -> Step;
 
-    /// The answer ends here. Closes the open call. True when what came since the last call is the
-    /// beginning of the format's own frame, which says nothing; otherwise that is text.
-    fn finish(&mut self, sink: &mut Sink<'_>) -> bool;
+    /// The answer ends here. Closes the open call if the model ended it.
+    fn finish(&mut self, end: AnswerEnd, sink: &mut Sink<'_>) -> Left;
 }
 
 /// What a character was to a format.
@@ -25,6 +25,8 @@ pub(super) enum Step {
     Done,
     /// No part of it: the last call ended before this text, which is to be read again.
     Before(String),
+    /// The format is to read this text once more, which is another thing than it seemed.
+    Again(String),
     /// What came since the opening marker, or since the last settled call, is no call.
     NotACall,
 }

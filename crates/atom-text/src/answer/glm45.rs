@@ -10,6 +10,8 @@
 //! Source: the chat template of zai-org/GLM-4.6, as in llama.cpp's `models/templates/GLM-4.6.jinja`.
 //! GLM 4.7 leaves out the line breaks.
 
+use super::AnswerEnd;
+use super::end::Left;
 use super::format::{Format, Sink, Step};
 use super::marker::{MarkerScan, Scan};
 use super::name::NameText;
@@ -108,6 +110,9 @@ impl Glm45 {
 
 impl Format for Glm45 {
     fn push(&mut self, c: char, sink: &mut Sink<'_>) -> Step {
+        if self.at == At::Value && self.parameters.is_in_string() {
+            return self.parameters.push_in_string(c, sink).map_or(Step::Going, Step::Again);
+        }
         self.scan.push(c);
         loop {
             match self.scan.next(self.markers()) {
@@ -121,17 +126,14 @@ impl Format for Glm45 {
         }
     }
 
-    fn finish(&mut self, sink: &mut Sink<'_>) -> bool {
-        match self.at {
-            At::Body => self.parameters.close(sink),
-            At::Value => {
-                for c in self.scan.take().chars() {
-                    self.parameters.push(c, sink);
-                }
-                self.parameters.cut(sink);
-            }
-            At::Name | At::Key | At::Between => {}
+    fn finish(&mut self, end: AnswerEnd, sink: &mut Sink<'_>) -> Left {
+        if !self.is_announced {
+            return Left::unnamed(end);
         }
-        self.is_announced
+        match self.at {
+            At::Body => self.parameters.end_answer(end, sink),
+            At::Value => self.parameters.cut(end, &self.scan.take(), sink),
+            At::Name | At::Key | At::Between => Left::CutCall,
+        }
     }
 }

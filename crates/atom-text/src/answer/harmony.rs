@@ -11,10 +11,11 @@
 //!
 //! Source: `docs/format.md` of openai/harmony.
 
-use super::AnswerStart;
 use super::arguments::{ArgumentStep, Arguments};
+use super::end::Left;
 use super::format::Sink;
 use super::marker::{MarkerScan, Scan};
+use super::{AnswerEnd, AnswerStart};
 
 pub(super) const MARKERS: &[&str] = &[CALL, END, RETURN, START, CHANNEL, MESSAGE, CONSTRAIN];
 
@@ -96,17 +97,18 @@ impl Harmony {
         }
     }
 
-    pub(super) fn finish(&mut self, sink: &mut Sink<'_>) {
+    pub(super) fn finish(&mut self, end: AnswerEnd, sink: &mut Sink<'_>) -> Left {
         match &mut self.at {
-            At::Arguments(arguments) => arguments.finish(sink),
+            At::Arguments(arguments) => return arguments.end(end, sink),
             // The beginning of a header says nothing.
             At::Header(_) => {}
             _ => {
-                for c in self.scan.take().chars() {
+                for c in end.held(self.scan.take()).chars() {
                     self.text(c, sink);
                 }
             }
         }
+        Left::Frame
     }
 
     fn text(&mut self, c: char, sink: &mut Sink<'_>) {

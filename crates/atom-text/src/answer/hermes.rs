@@ -9,6 +9,8 @@
 //! Source: the chat templates of Qwen/Qwen2.5-7B-Instruct and Qwen/Qwen3-8B, and of
 //! NousResearch/Hermes-2-Pro-Llama-3-8B.
 
+use super::AnswerEnd;
+use super::end::Left;
 use super::format::{Format, Sink, Step};
 use super::json_call::{CallStep, JsonCall, NameRule};
 use super::marker::{MarkerScan, Scan};
@@ -76,10 +78,7 @@ impl Format for Hermes {
         }
     }
 
-    fn finish(&mut self, sink: &mut Sink<'_>) -> bool {
-        if !self.is_after_call {
-            self.call.finish(sink);
-        }
-        self.is_after_call
+    fn finish(&mut self, end: AnswerEnd, sink: &mut Sink<'_>) -> Left {
+        if self.is_after_call { Left::Frame } else { self.call.end_answer(end, sink) }
     }
 }

@@ -1,5 +1,7 @@
 //! A call that is one JSON object: `{"name": "f", "arguments": {..}}`.
 
+use super::AnswerEnd;
+use super::end::Left;
 use super::format::Sink;
 use super::json::{JsonText, Took};
 use serde_json::Value;
@@ -19,6 +21,8 @@ pub(super) struct JsonCall {
     early: Option<String>,
     is_announced: bool,
     has_arguments: bool,
+    /// There is a member that calls don't have.
+    is_foreign: bool,
 }
 
 /// Which names make a call.
@@ -64,6 +68,7 @@ impl JsonCall {
             early: None,
             is_announced: false,
             has_arguments: false,
+            is_foreign: false,
         }
     }
 
@@ -88,6 +93,43 @@ impl JsonCall {
             At::Comma => self.goes_on(c == ',', At::Key),
         };
         if is_ok { CallStep::Going } else { self.fail(sink) }
+    }
+
+    /// The answer ends here.
+    pub(super) fn end_answer(&mut self, end: AnswerEnd, sink: &mut Sink<'_>) -> Left {
+        let is_whole = self.has_arguments;
+        match end {
+            _ if !self.is_announced && end == AnswerEnd::Cut && self.may_yet_call(sink) => Left::Frame,
+            _ if !self.is_announced => Left::Text,
+            _ if is_whole => Left::Call,
+            AnswerEnd::Whole => {
+                self.finish(sink);
+                Left::Call
+            }
+            AnswerEnd::Cut => {
+                if self.at == At::Value && self.is_arguments() {
+                    sink.arguments(&std::mem::take(&mut self.text));
+                }
+                Left::CutCall
+            }
+        }
+    }
+
+    /// True while the object is the beginning of a call. A bare one could be anything until it has a key, and it
+    /// has to have those of a call.
+    fn may_yet_call(&self, sink: &Sink<'_>) -> bool {
+        if self.rule == NameRule::Any {
+            return true;
+        }
+        let is_begun = |text: &str, whole: &str| text.len() > 1 && whole.starts_with(&text[1..]);
+        match self.at {
+            _ if self.is_foreign => false,
+            At::Key if self.text.len() > 1 => KEYS.iter().any(|key| is_begun(&self.text, key)),
+            At::Value if self.key == "name" && self.name.is_none() && self.text.len() > 1 => {
+                sink.tools.iter().any(|tool| is_begun(&self.text, &tool.name))
+            }
+            _ => !self.key.is_empty(),
+        }
     }
 
     /// The object ends before it is whole. Closes the call if one has begun.
@@ -132,6 +174,7 @@ impl JsonCall {
             Took::End => match serde_json::from_str(&self.text) {
                 Ok(key) => {
                     self.key = key;
+                    self.is_foreign |= !KEYS.contains(&self.key.as_str());
                     self.text.clear();
                     self.at = At::Colon;
                     true
@@ -207,6 +250,8 @@ impl JsonCall {
                 return false;
             }
             self.announce(self.has_arguments, sink);
+        } else if self.key == "type" {
+            self.is_foreign |= text != "\"function\"";
         }
         true
     }
@@ -242,6 +287,9 @@ impl JsonCall {
         CallStep::Failed
     }
 }
+
+/// Members of a bare call.
+const KEYS: [&str; 4] = ["name", "type", "arguments", "parameters"];
 
 /// Arguments that aren't written as an object. Some models write the object into a string, or `null` for
 /// none; anything else stays as it is.

@@ -11,6 +11,8 @@
 //! `examples/tool_chat_template_llama3.1_json.jinja`, and the fixtures of its
 //! `tests/tool_parsers/test_llama3_json_tool_parser.py`.
 
+use super::AnswerEnd;
+use super::end::Left;
 use super::format::{Format, Sink, Step};
 use super::json_call::{CallStep, JsonCall, NameRule};
 
@@ -63,10 +65,7 @@ impl Format for Llama3Json {
         }
     }
 
-    fn finish(&mut self, sink: &mut Sink<'_>) -> bool {
-        if !self.is_after_call {
-            self.call.finish(sink);
-        }
-        self.is_after_call || self.call.is_announced()
+    fn finish(&mut self, end: AnswerEnd, sink: &mut Sink<'_>) -> Left {
+        if self.is_after_call { Left::Frame } else { self.call.end_answer(end, sink) }
     }
 }

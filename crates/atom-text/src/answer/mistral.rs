@@ -11,7 +11,9 @@
 //! of mistralai/Mistral-Nemo-Instruct-2407 (a list), as in llama.cpp's `models/templates`, and the fixtures of
 //! vLLM's `tests/tool_parsers/test_mistral_tool_parser.py`.
 
+use super::AnswerEnd;
 use super::arguments::{ArgumentStep, Arguments};
+use super::end::Left;
 use super::format::{Format, Sink, Step};
 use super::json_call::{CallStep, JsonCall, NameRule};
 use super::marker::{MarkerScan, Scan};
@@ -128,18 +130,12 @@ impl Format for Mistral {
         }
     }
 
-    fn finish(&mut self, sink: &mut Sink<'_>) -> bool {
+    fn finish(&mut self, end: AnswerEnd, sink: &mut Sink<'_>) -> Left {
         match &mut self.at {
-            At::Arguments(arguments) => {
-                arguments.finish(sink);
-                true
-            }
-            At::Object(call) => {
-                call.finish(sink);
-                call.is_announced()
-            }
-            At::Comma => true,
-            At::Start | At::Name | At::Id | At::Item => false,
+            At::Arguments(arguments) => arguments.end(end, sink),
+            At::Object(call) => call.end_answer(end, sink),
+            At::Comma => Left::Frame,
+            At::Start | At::Name | At::Id | At::Item => Left::unnamed(end),
         }
     }
 }

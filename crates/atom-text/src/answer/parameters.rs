@@ -1,6 +1,9 @@
 //! Arguments that the model writes as tags, brought to one JSON object.
 
+use super::AnswerEnd;
+use super::end::Left;
 use super::format::Sink;
+use super::json::{JsonText, Took};
 use serde_json::Value;
 
 /// Writes the object, parameter by parameter. Text streams; everything else is written when it is complete,
@@ -10,6 +13,8 @@ pub(super) struct Parameters {
     count: usize,
     kind: Kind,
     text: String,
+    /// Follows a value that may be JSON from its first character on, up to where it ends or is none after all.
+    json: Option<JsonText>,
 }
 
 /// What a parameter is written as.
@@ -44,15 +49,39 @@ impl Parameters {
             sink.arguments("\"");
         }
         self.count += 1;
+        self.json = (kind != Kind::Text).then(JsonText::default);
         self.kind = kind;
     }
 
     pub(super) fn push(&mut self, c: char, sink: &mut Sink<'_>) {
         if self.kind == Kind::Text {
             escape(c, sink);
-        } else {
-            self.text.push(c);
+            return;
         }
+        self.text.push(c);
+        if let Some(json) = &mut self.json {
+            let is_other = !json.is_begun() && !c.is_whitespace() && !self.kind.may_begin(c);
+            if is_other || json.push(c) != Took::More {
+                self.json = None;
+            }
+        }
+    }
+
+    /// True between the quotes of a string of JSON, where a closing tag is text.
+    pub(super) fn is_in_string(&self) -> bool {
+        self.json.as_ref().is_some_and(JsonText::is_in_string)
+    }
+
+    /// Takes a character of such a string. JSON has no line breaks there: where one comes, a quote is missing, and
+    /// the whole value, which is given back, is to be read again as what isn't JSON.
+    pub(super) fn push_in_string(&mut self, c: char, sink: &mut Sink<'_>) -> Option<String> {
+        self.push(c, sink);
+        (c < ' ').then(|| self.give_back())
+    }
+
+    fn give_back(&mut self) -> String {
+        self.json = None;
+        std::mem::take(&mut self.text)
     }
 
     pub(super) fn end(&mut self, sink: &mut Sink<'_>) {
@@ -68,13 +97,47 @@ impl Parameters {
         sink.arguments(if self.count == 0 { "{}" } else { "}" });
     }
 
-    /// The answer ends within a value, which stays as it is.
-    pub(super) fn cut(&mut self, sink: &mut Sink<'_>) {
-        sink.arguments(&std::mem::take(&mut self.text));
+    /// The answer ends between two parameters. If it is cut, there may be more of them.
+    pub(super) fn end_answer(&mut self, end: AnswerEnd, sink: &mut Sink<'_>) -> Left {
+        match end {
+            AnswerEnd::Whole => {
+                self.close(sink);
+                Left::Call
+            }
+            AnswerEnd::Cut => Left::CutCall,
+        }
+    }
+
+    /// The answer ends within a value, which stays as it is. `held`: what could be the beginning of its closing tag,
+    /// and is that if the model would have gone on.
+    pub(super) fn cut(&mut self, end: AnswerEnd, held: &str, sink: &mut Sink<'_>) -> Left {
+        if end == AnswerEnd::Whole && self.is_in_string() {
+            return Left::Again(self.give_back());
+        }
+        if end == AnswerEnd::Whole {
+            held.chars().for_each(|c| self.push(c, sink));
+        }
+        sink.arguments(std::mem::take(&mut self.text).trim_start());
+        Left::CutCall
     }
 }
 
 impl Kind {
+    /// True if JSON of this kind may begin so. What begins otherwise has no strings with tags in them.
+    fn may_begin(&self, c: char) -> bool {
+        let is_of = |of: Type| match self {
+            Self::Text => false,
+            Self::Json => true,
+            Self::TextOr(types) => types.contains(&of),
+        };
+        match c {
+            '{' => is_of(Type::Object),
+            '[' => is_of(Type::Array),
+            '"' => *self != Self::Text,
+            _ => false,
+        }
+    }
+
     /// What the tool declares for a parameter, if it does.
     pub(super) fn declared(sink: &Sink<'_>, tool: &str, key: &str) -> Option<Self> {
         Some(Self::of(sink.tool(tool)?.parameters.get("properties")?.get(key)?))

@@ -1,9 +1,10 @@
 //! One answer, character by character.
 
+use super::end::Left;
 use super::format::{Format, Sink, Step};
 use super::harmony::Harmony;
 use super::marker::{MarkerScan, Scan};
-use super::{AnswerPart, AnswerStart, Dialect, ReasoningFormat, Tool, ToolFormat};
+use super::{AnswerEnd, AnswerPart, AnswerStart, Dialect, ReasoningFormat, Tool, ToolFormat};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -27,6 +28,7 @@ pub struct AnswerParser {
     /// Characters to read again, the next one last.
     again: Vec<char>,
     calls: u32,
+    is_call_cut: bool,
     ids: HashSet<String>,
 }
 
@@ -102,6 +104,7 @@ impl AnswerParser {
             attempt: None,
             again: Vec::new(),
             calls: 0,
+            is_call_cut: false,
             ids: HashSet::new(),
         }
     }
@@ -116,6 +119,11 @@ impl AnswerParser {
     /// True while what comes next is reasoning, unless a marker ends it.
     pub fn is_reasoning(&self) -> bool {
         self.harmony.as_ref().map_or(self.is_reasoning, Harmony::is_reasoning)
+    }
+
+    /// True if the answer ended within the arguments of its last call.
+    pub fn is_call_cut(&self) -> bool {
+        self.is_call_cut
     }
 
     /// How many calls have begun.
@@ -154,23 +162,34 @@ impl AnswerParser {
         text.find(|c| markers.iter().any(|marker| marker.starts_with(c))).unwrap_or(text.len())
     }
 
-    /// The end of the answer: closes the open call, and gives out what was held back.
-    pub fn finish(&mut self, out: &mut Vec<AnswerPart>) {
+    /// The end of the answer: closes the open call if the model ended it, and gives out what was held back.
+    pub fn finish(&mut self, end: AnswerEnd, out: &mut Vec<AnswerPart>) {
         if let Some(mut harmony) = self.harmony.take() {
-            harmony.finish(&mut Sink { out, calls: &mut self.calls, ids: &mut self.ids, tools: &self.tools });
+            let mut sink = Sink { out, calls: &mut self.calls, ids: &mut self.ids, tools: &self.tools };
+            self.is_call_cut = harmony.finish(end, &mut sink) == Left::CutCall;
             return;
         }
         while let Some(mut attempt) = self.attempt.take() {
             let mut sink = Sink { out, calls: &mut self.calls, ids: &mut self.ids, tools: &self.tools };
-            if !attempt.format.finish(&mut sink) {
-                if attempt.marker_bytes == 0 {
-                    self.leave();
+            let left = attempt.format.finish(end, &mut sink);
+            self.is_call_cut = left == Left::CutCall;
+            match left {
+                Left::Text => {
+                    if attempt.marker_bytes == 0 {
+                        self.leave();
+                    }
+                    self.read_as_text(&attempt.raw, attempt.marker_bytes, out);
+                    self.read(out);
                 }
-                self.read_as_text(&attempt.raw, attempt.marker_bytes, out);
-                self.read(out);
+                Left::Again(text) => {
+                    self.attempt = Some(attempt);
+                    self.again.extend(text.chars().rev());
+                    self.read(out);
+                }
+                Left::Frame | Left::Call | Left::CutCall => {}
             }
         }
-        for c in self.scan.take().chars() {
+        for c in end.held(self.scan.take()).chars() {
             self.text(c, out);
         }
         if let Blanks::Hold { held, at_end: AtEnd::Emit } = std::mem::replace(&mut self.blanks, Blanks::Keep)
@@ -251,6 +270,7 @@ impl AnswerParser {
                 self.leave();
                 self.again.extend(text.chars().rev());
             }
+            Step::Again(text) => self.again.extend(text.chars().rev()),
             Step::NotACall => self.reject(out),
         }
     }

@@ -1,6 +1,8 @@
 //! Formats with a section of calls, each a name and the JSON of its arguments between markers.
 
+use super::AnswerEnd;
 use super::arguments::{ArgumentStep, Arguments};
+use super::end::Left;
 use super::format::{Format, Sink, Step};
 use super::marker::{MarkerScan, Scan};
 use super::name::NAME_BYTES_MAX;
@@ -151,18 +153,12 @@ impl Format for Section {
         }
     }
 
-    fn finish(&mut self, sink: &mut Sink<'_>) -> bool {
+    fn finish(&mut self, end: AnswerEnd, sink: &mut Sink<'_>) -> Left {
         match &mut self.at {
-            At::Section => self.is_settled,
-            At::Head | At::Line => false,
-            At::Fence => {
-                sink.arguments("{}");
-                true
-            }
-            At::Arguments(arguments) => {
-                arguments.finish(sink);
-                true
-            }
+            At::Section if self.is_settled => Left::Frame,
+            At::Section | At::Head | At::Line => Left::unnamed(end),
+            At::Fence => Arguments::new(self.markers.ends).end(end, sink),
+            At::Arguments(arguments) => arguments.end(end, sink),
         }
     }
 }

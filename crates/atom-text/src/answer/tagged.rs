@@ -1,5 +1,7 @@
 //! Formats that write a call as tags with a name in them, and parameters as tags within.
 
+use super::AnswerEnd;
+use super::end::Left;
 use super::format::{Format, Sink, Step};
 use super::marker::{MarkerScan, Scan};
 use super::name::NAME_BYTES_MAX;
@@ -192,6 +194,9 @@ impl Tagged {
                 return Step::Going;
             }
         }
+        if self.parameters.is_in_string() {
+            return self.parameters.push_in_string(c, sink).map_or(Step::Going, Step::Again);
+        }
         self.scan.push(c);
         loop {
             match self.scan.next(self.tags.value_ends) {
@@ -222,21 +227,15 @@ impl Format for Tagged {
         }
     }
 
-    fn finish(&mut self, sink: &mut Sink<'_>) -> bool {
+    fn finish(&mut self, end: AnswerEnd, sink: &mut Sink<'_>) -> Left {
         match self.at {
-            At::Section => return self.is_settled,
-            At::Call => {}
-            At::Body if self.is_announced => self.parameters.close(sink),
+            At::Section if self.is_settled => Left::Frame,
+            _ if !self.is_announced => Left::unnamed(end),
+            At::Body => self.parameters.end_answer(end, sink),
             // A key that is cut off says nothing, and closing the object would say that it wasn't there.
-            At::Body | At::Parameter => {}
-            At::ValueStart | At::Value => {
-                for c in self.scan.take().chars() {
-                    self.parameters.push(c, sink);
-                }
-                self.parameters.cut(sink);
-            }
+            At::Section | At::Call | At::Parameter => Left::CutCall,
+            At::ValueStart | At::Value => self.parameters.cut(end, &self.scan.take(), sink),
         }
-        self.is_announced
     }
 }
 

@@ -3,6 +3,7 @@ use serde_json::{Value, json};
 use std::sync::LazyLock;
 
 mod cases;
+mod cuts;
 mod formats;
 mod splits;
 
@@ -80,12 +81,16 @@ impl Answer {
 }
 
 fn read(dialect: Dialect, start: AnswerStart, deltas: &[&str]) -> Answer {
+    read_to(AnswerEnd::Whole, dialect, start, deltas)
+}
+
+fn read_to(end: AnswerEnd, dialect: Dialect, start: AnswerStart, deltas: &[&str]) -> Answer {
     let mut parser = AnswerParser::new(dialect, start, tools());
     let mut parts = Vec::new();
     for delta in deltas {
         parser.push(delta, &mut parts);
     }
-    parser.finish(&mut parts);
+    parser.finish(end, &mut parts);
     let answer = Answer::of(&parts);
     assert_eq!(parser.calls() as usize, answer.calls.len());
     answer
@@ -93,10 +98,14 @@ fn read(dialect: Dialect, start: AnswerStart, deltas: &[&str]) -> Answer {
 
 /// An answer in one line: content as it is, reasoning in `[]`, calls as `@name{..}` or `@id=name{..}`.
 fn line(dialect: Dialect, start: AnswerStart, text: &str) -> String {
+    line_to(AnswerEnd::Whole, dialect, start, text)
+}
+
+fn line_to(end: AnswerEnd, dialect: Dialect, start: AnswerStart, text: &str) -> String {
     let mut parser = AnswerParser::new(dialect, start, tools());
     let mut parts = Vec::new();
     parser.push(text, &mut parts);
-    parser.finish(&mut parts);
+    parser.finish(end, &mut parts);
     let show = |part: &AnswerPart| match part {
         AnswerPart::Content(text) => text.clone(),
         AnswerPart::Reasoning(text) => format!("[{text}]"),
@@ -216,6 +225,7 @@ fn hard_arguments() -> Vec<Value> {
         json!({"s": "東京 🦀 é", "n": -7, "x": 1.5, "b": true, "u": null}),
         json!({"o": {"a": {"b": [{}, [], {"c": "}"}]}}, "a": [1, [2, {"d": "]"}]]}),
         json!({"s": "<a> < </ <|x|> [y] <｜z｜>"}),
+        json!({"o": {"</parameter>": "\n</arg_value>\"</｜DSML｜parameter>"}, "a": ["</function>", "\\"]}),
         json!({"undeclared": "5"}),
     ]
 }
@@ -231,7 +241,7 @@ fn content_that_is_whole_may_quote_markers() {
             let mut parts = Vec::new();
             parser.push(&text[..cut], &mut parts);
             parser.push(&text[cut..], &mut parts);
-            parser.finish(&mut parts);
+            parser.finish(AnswerEnd::Whole, &mut parts);
             let answer = Answer::of(&parts);
             assert_eq!(
                 (answer.content.as_str(), answer.reasoning.as_str()),
@@ -261,7 +271,7 @@ fn blanks_at_the_start_of_a_format_behind_thoughts_are_its_own() {
             let mut parts = Vec::new();
             parser.push(&text[..cut], &mut parts);
             parser.push(&text[cut..], &mut parts);
-            parser.finish(&mut parts);
+            parser.finish(AnswerEnd::Whole, &mut parts);
             let answer = Answer::of(&parts);
             assert_eq!(
                 (answer.content.as_str(), answer.reasoning.as_str()),

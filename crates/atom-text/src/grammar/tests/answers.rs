@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::{
-    AnswerParser, AnswerPart, AnswerStart, Calls, Dialect, Instead, ReasoningFormat, TokenizerSource, Tool,
-    ToolFormat,
+    AnswerEnd, AnswerParser, AnswerPart, AnswerStart, Calls, Dialect, Instead, ReasoningFormat,
+    TokenizerSource, Tool, ToolFormat,
 };
 use std::sync::Arc;
 
@@ -70,7 +70,7 @@ fn read(
     let mut parser = AnswerParser::new(dialect, start, tools.clone());
     let (mut parts, mut content, mut calls) = (Vec::new(), String::new(), Vec::new());
     parser.push(text, &mut parts);
-    parser.finish(&mut parts);
+    parser.finish(AnswerEnd::Whole, &mut parts);
     for part in parts {
         match part {
             AnswerPart::Call { name, .. } => calls.push((name, String::new())),

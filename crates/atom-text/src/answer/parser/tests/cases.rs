@@ -168,6 +168,77 @@ fn an_unclosed_call_is_closed_where_only_brackets_are_missing() {
     }
 }
 
+/// A length limit that fell into a call had the server write `{}` or brackets that the model never wrote.
+#[test]
+fn a_cut_call_has_what_the_model_wrote_and_nothing_else() {
+    let cases: &[(ToolFormat, &str, &str)] = &[
+        (ToolFormat::Hermes, "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"b\"", "@f{\"a\": \"b\""),
+        (ToolFormat::Hermes, "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": [{}", "@f{\"a\": [{}"),
+        (ToolFormat::Hermes, "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}", "@f{\"a\": 1}"),
+        (ToolFormat::Hermes, "<tool_call>{\"name\": \"f\", \"arguments\": {", "@f{"),
+        (ToolFormat::Hermes, "<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a", "@f\"{\\\"a"),
+        (ToolFormat::Hermes, "<tool_call>{\"name\": \"f\", \"id\": \"x", "@f"),
+        (ToolFormat::Hermes, "<tool_call>{\"name\": \"f\", ", "@f"),
+        (ToolFormat::Llama3Json, "{\"name\": \"f\", \"parameters\": {\"a\": {}", "@f{\"a\": {}"),
+        (ToolFormat::Qwen3Coder, "<tool_call><function=f><parameter=n>1</parameter>\n</fun", "@f{\"n\": 1"),
+        (ToolFormat::Qwen3Coder, "<tool_call><function=f><parameter=s>Paris\n</param", "@f{\"s\": \"Paris"),
+        (ToolFormat::Qwen3Coder, "<tool_call><function=f>\n<parameter=n>\n1", "@f{\"n\": 1"),
+        (ToolFormat::Qwen3Coder, "<tool_call><function=f>\n<para", "@f"),
+        (ToolFormat::MinimaxM2, "<minimax:tool_call><invoke name=\"f\">\n", "@f"),
+        (
+            ToolFormat::DeepseekV3,
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```js",
+            "@f",
+        ),
+        (ToolFormat::Glm45, "<tool_call>f\n<arg_key>s</arg_key><arg_value>a</arg_value>", "@f{\"s\": \"a\""),
+        (ToolFormat::Mistral, "[TOOL_CALLS]f[ARGS]{\"a\": \"b\"", "@f{\"a\": \"b\""),
+        (ToolFormat::Mistral, "[TOOL_CALLS]f[ARGS]{\"a\": [", "@f{\"a\": ["),
+        (ToolFormat::Mistral, "[TOOL_CALLS]f[ARGS]", "@f"),
+    ];
+    for (format, text, expected) in cases {
+        let said = line_to(AnswerEnd::Cut, dialect(None, Some(*format)), AnswerStart::Content, text);
+        assert_eq!(said, *expected, "{text:?}");
+    }
+}
+
+/// The bracket was held, since it could have opened a marker, and lost when nothing followed.
+#[test]
+fn a_bracket_at_the_end_of_mistrals_arguments_is_one() {
+    let dialect = dialect(None, Some(ToolFormat::Mistral));
+    assert_eq!(line(dialect, AnswerStart::Content, "[TOOL_CALLS]f[ARGS]{\"a\": ["), "@f{\"a\": []}");
+}
+
+/// Where a quote is missing, everything up to the next one would be the value.
+#[test]
+fn broken_json_in_tags_ends_at_its_tag() {
+    let cases: &[(ToolFormat, &str, &str)] = &[
+        (
+            ToolFormat::Qwen3Coder,
+            "<tool_call><function=f>\n<parameter=o>\n{\"a\": \"b}\n</parameter>\n<parameter=s>\nx\n</parameter></function></tool_call>",
+            "@f{\"o\": \"{\\\"a\\\": \\\"b}\", \"s\": \"x\"}",
+        ),
+        (
+            ToolFormat::MinimaxM2,
+            "<minimax:tool_call><invoke name=\"f\"><parameter name=\"a\">[\"b]</parameter>\n<parameter name=\"n\">1</parameter></invoke></minimax:tool_call>ok",
+            "@f{\"a\": \"[\\\"b]\", \"n\": 1}ok",
+        ),
+        // Without a line break the end of the answer shows it.
+        (
+            ToolFormat::Glm45,
+            "<tool_call>f<arg_key>o</arg_key><arg_value>{\"a</arg_value></tool_call> ok",
+            "@f{\"o\": \"{\\\"a\"} ok",
+        ),
+        (
+            ToolFormat::Glm45,
+            "<tool_call>f<arg_key>u</arg_key><arg_value>\"a</arg_value></tool_call>",
+            "@f{\"u\": \"\\\"a\"}",
+        ),
+    ];
+    for (format, text, expected) in cases {
+        assert_eq!(line(dialect(None, Some(*format)), AnswerStart::Content, text), *expected, "{text:?}");
+    }
+}
+
 #[test]
 fn one_many_none_and_nested_or_escaped_json() {
     let dialect = dialect(None, HERMES);
@@ -192,7 +263,7 @@ fn without_tools_their_markers_are_content() {
         let mut parser = AnswerParser::new(dialect, AnswerStart::Content, Arc::new([]));
         let mut parts = Vec::new();
         parser.push(&text, &mut parts);
-        parser.finish(&mut parts);
+        parser.finish(AnswerEnd::Whole, &mut parts);
         let answer = Answer::of(&parts);
         assert!(answer.calls.is_empty());
         // Harmony's headers are no text: what a message says is.
@@ -201,7 +272,7 @@ fn without_tools_their_markers_are_content() {
         let mut plain = AnswerParser::plain();
         let mut parts = Vec::new();
         plain.push(&text, &mut parts);
-        plain.finish(&mut parts);
+        plain.finish(AnswerEnd::Whole, &mut parts);
         assert_eq!(parts, [AnswerPart::Content(text)]);
     }
 }
@@ -251,7 +322,7 @@ fn b_86_stop_strings_before_the_parser_leak_no_reasoning() {
                 parser.push(stop.push(&delta).text, &mut parts);
             }
             parser.push(stop.finish(), &mut parts);
-            parser.finish(&mut parts);
+            parser.finish(AnswerEnd::Whole, &mut parts);
             let answer = Answer::of(&parts);
             all.push((answer.reasoning, answer.content));
         }

@@ -3,6 +3,8 @@
 use super::*;
 use crate::testing::Draws;
 
+const ENDS: [AnswerEnd; 2] = [AnswerEnd::Whole, AnswerEnd::Cut];
+
 /// Texts with everything that a parser may trip over, in one dialect.
 fn corpus(dialect: Dialect) -> Vec<String> {
     let call = |name: &'static str, arguments: &str| (name, serde_json::from_str(arguments).unwrap());
@@ -45,21 +47,20 @@ fn every_two_chunk_split_and_every_character_alone_read_as_one_shot() {
         // Without a format of reasoning, there is only one start.
         let starts = [AnswerStart::Content, AnswerStart::Reasoning];
         for start in starts.into_iter().take(1 + usize::from(dialect.reasoning.is_some())) {
-            for text in corpus(dialect) {
-                let whole = read(dialect, start, &[&text]);
+            for (text, end) in
+                corpus(dialect).into_iter().flat_map(|text| ENDS.map(|end| (text.clone(), end)))
+            {
+                let read = |deltas: &[&str]| read_to(end, dialect, start, deltas);
+                let whole = read(&[&text]);
                 let boundaries: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
                 for &at in &boundaries {
                     let (first, second) = text.split_at(at);
-                    assert_eq!(
-                        read(dialect, start, &[first, second]),
-                        whole,
-                        "{dialect:?} {first:?} | {second:?}"
-                    );
+                    assert_eq!(read(&[first, second]), whole, "{dialect:?} {first:?} | {second:?}");
                 }
                 let mut letters: Vec<&str> =
                     boundaries.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
                 letters.extend(boundaries.last().map(|&at| &text[at..]));
-                assert_eq!(read(dialect, start, &letters), whole, "{dialect:?} {text:?}");
+                assert_eq!(read(&letters), whole, "{dialect:?} {text:?}");
             }
         }
     }
@@ -80,14 +81,15 @@ fn random_texts_in_random_cuts_read_as_one_shot() {
             text.push_str(&piece[from.min(to)..from.max(to)]);
         }
         let start = [AnswerStart::Content, AnswerStart::Reasoning][draws.below(2)];
-        let whole = read(dialect, start, &[&text]);
+        let end = ENDS[draws.below(2)];
+        let whole = read_to(end, dialect, start, &[&text]);
         let (mut deltas, mut rest) = (Vec::new(), text.as_str());
         while !rest.is_empty() {
             let (delta, after) = rest.split_at(rest.ceil_char_boundary(1 + draws.below(12)));
             deltas.push(delta);
             rest = after;
         }
-        assert_eq!(read(dialect, start, &deltas), whole, "{dialect:?} {deltas:?}");
+        assert_eq!(read_to(end, dialect, start, &deltas), whole, "{dialect:?} {deltas:?}");
     }
 }
 
@@ -115,7 +117,7 @@ fn text_that_begins_no_marker_is_held_no_longer_than_one_marker() {
                     let said = answer.content.len() + answer.reasoning.len();
                     assert!(pushed - said <= bound, "{dialect:?}: {pushed} read, {said} said of {text:?}");
                 }
-                parser.finish(&mut parts);
+                parser.finish(AnswerEnd::Whole, &mut parts);
                 let answer = Answer::of(&parts);
                 assert_eq!(answer.content + &answer.reasoning, text, "{dialect:?}");
             }
@@ -131,7 +133,7 @@ fn every_beginning_of_an_answer_says_a_beginning_of_it() {
             let mut parser = AnswerParser::new(dialect, AnswerStart::Content, tools());
             let mut parts = Vec::new();
             parser.push(&text, &mut parts);
-            parser.finish(&mut parts);
+            parser.finish(AnswerEnd::Whole, &mut parts);
             let whole = Answer::of(&parts);
             let mut parser = AnswerParser::new(dialect, AnswerStart::Content, tools());
             let mut parts = Vec::new();
