@@ -149,6 +149,11 @@ impl Generation {
     }
 }
 
+/// Refuses what [`Generation::submit`] would refuse of an engine with nothing else to do.
+pub(crate) fn check(server: &Server, work: &Work) -> Result<(), ApiError> {
+    requests(server, work).map(drop)
+}
+
 /// The engine's view of the work: one request per choice, each known to fit.
 fn requests(server: &Server, work: &Work) -> Result<Vec<Request>, ApiError> {
     let limits = server.engine.limits();

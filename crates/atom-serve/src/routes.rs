@@ -109,7 +109,14 @@ async fn count_tokens(State(server): State<Arc<Server>>, request: Request<Body>)
 }
 
 /// Bytes to work; runs on a text thread.
-type ReadBody<S> = fn(&Server, &[u8]) -> Result<(Work, S), ApiError>;
+pub(crate) type ReadBody<S> = fn(&Server, &[u8]) -> Result<(Work, S), ApiError>;
+
+/// Reads a body and compiles what it holds the output to. Runs on a text thread.
+pub(crate) fn understand<S>(server: &Server, read: ReadBody<S>, body: &[u8]) -> Result<(Work, S), ApiError> {
+    let (mut work, shape) = read(server, body)?;
+    constraint::compile(server, &mut work)?;
+    Ok((work, shape))
+}
 
 /// The way of a generation request, whichever API it speaks. Dropping this future, as the connection does
 /// when its client goes away, gives up what was begun.
@@ -129,12 +136,8 @@ async fn generate<S: Shape>(
         let bytes = body::read(&server, request).await?;
         record.iter().for_each(|record| record.body(&bytes));
         let arrived = Instant::now();
-        let text_work = move |server: &Server| {
-            let (mut work, shape) = read(server, &bytes)?;
-            constraint::compile(server, &mut work)?;
-            Ok::<_, ApiError>((work, shape))
-        };
-        let (mut work, mut shape) = server.on_text_thread(text_work).await?;
+        let (mut work, mut shape) =
+            server.on_text_thread(move |server| understand(server, read, &bytes)).await?;
         work.session = session;
         let (stream, n) = (work.params.stream.is_some(), work.params.n);
         let lane = work.params.lane.map(|lane| lane.0);

@@ -6,11 +6,11 @@ use crate::declare::Takes::{Flag, List, Only, Text, Token};
 use crate::declare::{Field, Object, field, idle, needed};
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
-use crate::generation::Work;
 use crate::params::{MODEL, token_id};
 use crate::prompt::encode;
+use crate::routes::{ReadBody, understand};
 use crate::server::Server;
-use crate::{body, chat, completions, status};
+use crate::{body, chat, completions, generation, status};
 use atom_base::TokenId;
 use axum::body::Body;
 use axum::extract::State;
@@ -82,14 +82,8 @@ pub(crate) async fn render_chat(
     State(server): State<Arc<Server>>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let _running = server.phases.begin().ok_or(ApiError::Draining)?;
-    let bytes = body::read(&server, request).await?;
-    let answer = server.on_text_thread(move |server| {
-        let (work, _) = chat::read(server, &bytes)?;
-        let mut rendered = rendered(server, &work, "chatcmpl");
-        Ok(rendered.pop().expect("there is at least one prompt"))
-    });
-    Ok(status::json(answer.await?))
+    let mut rendered = rendered(&server, request, chat::read, "chatcmpl").await?;
+    Ok(status::json(rendered.pop().expect("there is at least one prompt")))
 }
 
 /// `POST /v1/completions/render`: a list, with an object for every prompt.
@@ -97,25 +91,33 @@ pub(crate) async fn render_completions(
     State(server): State<Arc<Server>>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let _running = server.phases.begin().ok_or(ApiError::Draining)?;
-    let bytes = body::read(&server, request).await?;
-    let answer = server.on_text_thread(move |server| {
-        let (work, _) = completions::read(server, &bytes)?;
-        Ok(Value::Array(rendered(server, &work, "cmpl")))
-    });
-    Ok(status::json(answer.await?))
+    let rendered = rendered(&server, request, completions::read, "cmpl").await?;
+    Ok(status::json(Value::Array(rendered)))
 }
 
-fn rendered(server: &Server, work: &Work, prefix: &str) -> Vec<Value> {
-    let prompts = work.prompts.iter().map(|prompt| {
-        json!({
-            "request_id": server.answer_id(prefix),
-            "model": work.params.model,
-            "token_ids": *prompt.tokens,
-            "max_tokens": prompt.max_tokens,
-        })
-    });
-    prompts.collect()
+/// The prompts of a request that could be generated from: others are refused as they would be there.
+async fn rendered<S: Send + 'static>(
+    server: &Arc<Server>,
+    request: Request<Body>,
+    read: ReadBody<S>,
+    prefix: &'static str,
+) -> Result<Vec<Value>, ApiError> {
+    let _running = server.phases.begin().ok_or(ApiError::Draining)?;
+    let bytes = body::read(server, request).await?;
+    let text_work = move |server: &Server| {
+        let (work, _) = understand(server, read, &bytes)?;
+        generation::check(server, &work)?;
+        let prompts = work.prompts.iter().map(|prompt| {
+            json!({
+                "request_id": server.answer_id(prefix),
+                "model": work.params.model,
+                "token_ids": *prompt.tokens,
+                "max_tokens": prompt.max_tokens,
+            })
+        });
+        Ok(prompts.collect())
+    };
+    server.on_text_thread(text_work).await
 }
 
 /// The tokens that a body of `/tokenize` asks for.

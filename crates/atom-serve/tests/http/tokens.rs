@@ -92,6 +92,36 @@ async fn every_prompt_of_a_completion_is_rendered() {
     assert_eq!(site.fake.taken_now(), 0);
 }
 
+/// A router got the tokens of a request that no server would generate from.
+#[tokio::test]
+async fn what_generation_refuses_for_its_length_is_not_rendered() {
+    let site = Site::start(says("ok")).await;
+    // A context of 1000, a cache of 900.
+    let plain =
+        |tokens: usize, more: Value| with(json!({"prompt": vec![97; tokens], "max_tokens": 10}), &more);
+    let long = chat(&"a".repeat(1000));
+    let cases = [
+        ("/v1/completions", plain(995, json!({}))),
+        ("/v1/completions", plain(895, json!({}))),
+        ("/v1/completions", plain(5, json!({"prompt": ["a", ""], "data_parallel_rank": 7}))),
+        ("/v1/completions", plain(5, json!({"n": 128}))),
+        ("/v1/completions", plain(5, json!({"guided_regex": "(a"}))),
+        ("/v1/chat/completions", long.clone()),
+        ("/v1/chat/completions", with(long, &json!({"max_tokens": 1}))),
+        ("/v1/chat/completions", with(chat("hi"), &json!({"max_tokens": 990}))),
+        ("/v1/chat/completions", with(chat("hi"), &json!({"max_tokens": u32::MAX}))),
+        ("/v1/chat/completions", with(chat("hi"), &json!({"data_parallel_rank": 7}))),
+    ];
+    for (path, body) in cases {
+        let generated = site.post(path, &body).await;
+        let rendered = site.post(&format!("{path}/render"), &body).await;
+        assert_eq!((generated.status, rendered.status), (400, 400), "{path} {}", rendered.text());
+        assert_eq!(rendered.error(), generated.error());
+    }
+    assert_eq!(site.post("/v1/completions/render", &plain(890, json!({}))).await.status, 200);
+    assert_eq!(site.fake.taken_now(), 0);
+}
+
 #[tokio::test]
 async fn bad_bodies_are_refused_by_name_and_do_no_harm() {
     let site = Site::start(says("ok")).await;
