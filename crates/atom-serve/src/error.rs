@@ -109,6 +109,9 @@ pub(crate) enum ApiError {
     /// The client's fault, or our gap: the field would change the answer and this server can't do it.
     #[error("'{name}' is not supported by this server ({reason}); leave it out")]
     Unsupported { name: String, reason: &'static str },
+    /// The same of what an object says of itself.
+    #[error("'{name}' is {kind:?}, which this server doesn't support ({reason}); leave it out")]
+    UnsupportedKind { name: String, kind: String, reason: &'static str },
     /// The client's fault: nobody would act on it, so nobody may believe that it acts.
     #[error("unknown field '{name}'")]
     UnknownField { name: String },
@@ -211,6 +214,11 @@ struct Class {
 }
 
 impl ApiError {
+    /// The object whose type is at `name` is of a kind that this server can't act on.
+    pub(crate) fn unsupported_kind(name: String, kind: &str, reason: &'static str) -> Self {
+        Self::UnsupportedKind { name, kind: kind.chars().take(KIND_CHARS_MAX).collect(), reason }
+    }
+
     /// The error's JSON body: `{"error": {..}}`.
     pub(crate) fn body(&self) -> Value {
         let Class { kind, code, param, .. } = self.class();
@@ -261,6 +269,7 @@ impl ApiError {
                 invalid(StatusCode::BAD_REQUEST).code("invalid_value").param(*name)
             }
             Self::Unsupported { name, .. }
+            | Self::UnsupportedKind { name, .. }
             | Self::FormatBesideTools { name }
             | Self::ThinksFirst { name } => {
                 invalid(StatusCode::BAD_REQUEST).code("unsupported_field").param(name.clone())
@@ -383,6 +392,9 @@ impl Class {
         Self { param: Some(param.into()), ..self }
     }
 }
+
+/// Characters of a type that an error repeats: no type is longer.
+const KIND_CHARS_MAX: usize = 64;
 
 /// A queue of short requests moves within a second; clients back off on their own after that.
 const RETRY_AFTER_S: &str = "1";

@@ -132,6 +132,7 @@ async fn generate<S: Shape>(
     let (cut, deadline) = (server.end_of_patience(due), server.end_of_patience(due));
     let session = session(request.headers());
     let record = request.extensions().get::<Arc<Record>>().cloned();
+    let id = request.extensions().get().map_or_else(String::new, |RequestId(id)| id.clone());
     let answer = async {
         let bytes = body::read(&server, request).await?;
         record.iter().for_each(|record| record.body(&bytes));
@@ -145,7 +146,7 @@ async fn generate<S: Shape>(
         let admission = Admission { running, in_flight, arrived, record };
         let generation = Generation::submit(&server, &work, admission)?;
         match work.params.stream {
-            Some(_) => Ok(event_stream(SseBody::new(generation, shape, deadline))),
+            Some(_) => Ok(event_stream(SseBody::new(generation, shape, id, deadline))),
             None => {
                 let (pieces, usage) = generation.collect().await?;
                 Ok(status::json(shape.whole(&pieces, &usage)))
@@ -164,6 +165,10 @@ async fn generate<S: Shape>(
     }
     Ok(answer)
 }
+
+/// An extension of every request: what its `x-request-id` is.
+#[derive(Clone, Debug)]
+struct RequestId(String);
 
 /// A response of server-sent events.
 pub(crate) fn event_stream(
@@ -198,6 +203,7 @@ async fn observe(State(server): State<Arc<Server>>, mut request: Request<Body>, 
         method: shortened(request.method().as_str()),
         path: shortened(request.uri().path()),
     };
+    request.extensions_mut().insert(RequestId(head.id.clone()));
     let logged = server.request_log.as_ref().map(|log| {
         let record = Record::new(head.clone(), log);
         request.extensions_mut().insert(record.clone());

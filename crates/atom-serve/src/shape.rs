@@ -24,8 +24,8 @@ pub(crate) trait Shape: Send + Unpin + 'static {
     fn end(&mut self, usage: &Usage, out: &mut String);
 
     /// The last event of a stream that failed. No [`end`](Self::end) follows, so that nobody takes a part
-    /// for the whole.
-    fn failed(&mut self, error: &ApiError, out: &mut String) {
+    /// for the whole. `_id`: of the request, as its header has it.
+    fn failed(&mut self, error: &ApiError, _id: &str, out: &mut String) {
         push_event(out, &error.body());
     }
 

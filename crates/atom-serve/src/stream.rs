@@ -17,6 +17,8 @@ pub(crate) struct SseBody<S> {
     /// `None` after the last frame.
     generation: Option<Generation>,
     shape: S,
+    /// Of the request.
+    id: String,
     has_begun: bool,
     /// Resolves when the server ends what is still running.
     cut: Pin<Box<dyn Future<Output = ApiError> + Send>>,
@@ -30,11 +32,13 @@ impl<S: Shape> SseBody<S> {
     pub(crate) fn new(
         generation: Generation,
         shape: S,
+        id: String,
         cut: impl Future<Output = ApiError> + Send + 'static,
     ) -> Self {
         Self {
             generation: Some(generation),
             shape,
+            id,
             has_begun: false,
             cut: Box::pin(cut),
             silence: Box::pin(sleep(KEEP_ALIVE)),
@@ -86,7 +90,7 @@ impl<S: Shape> Stream for SseBody<S> {
                 Poll::Ready(Some(Err(error))) => {
                     tracing::warn!("a stream ended with an error: {error}");
                     this.generation = None;
-                    this.shape.failed(&error, &mut frames);
+                    this.shape.failed(&error, &this.id, &mut frames);
                 }
                 Poll::Ready(None) => {
                     let usage = generation.usage();

@@ -95,8 +95,8 @@ impl Shape for MessagesShape {
         push_named_event(out, "message_stop", &json!({"type": "message_stop"}));
     }
 
-    fn failed(&mut self, error: &ApiError, out: &mut String) {
-        push_named_event(out, "error", &error::body(error.status(), &error.to_string(), None));
+    fn failed(&mut self, error: &ApiError, id: &str, out: &mut String) {
+        push_named_event(out, "error", &error::body(error.status(), &error.to_string(), id));
     }
 
     fn keep_alive(&self) -> &'static str {

@@ -162,7 +162,7 @@ fn refused_kind(fields: &Fields, kind: String) -> ApiError {
         _ if kind.ends_with("_tool_result") => "no tools run on this server",
         _ => return wrong(&fields.name("type"), &kind.into(), "a type that the API has, like \"text\""),
     };
-    ApiError::Unsupported { name: format!("{}: {kind}", fields.name("type")), reason }
+    ApiError::unsupported_kind(fields.name("type"), &kind, reason)
 }
 
 fn read_text(fields: &mut Fields) -> Result<String, ApiError> {

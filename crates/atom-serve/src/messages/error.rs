@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 pub(crate) fn reshape(response: &mut Response, id: &HeaderValue) {
     if let Some(Words(message)) = response.extensions_mut().remove::<Words>() {
         let id = id.to_str().unwrap_or_default();
-        let body = body(response.status(), &message, Some(id));
+        let body = body(response.status(), &message, id);
         *response.body_mut() = Body::from(body.to_string());
     }
     response.headers_mut().insert(REQUEST_ID, id.clone());
 }
 
-/// The error object. `id`: of the request, where it is known.
-pub(super) fn body(status: StatusCode, message: &str, id: Option<&str>) -> Value {
+/// The error object. `id`: of the request.
+pub(super) fn body(status: StatusCode, message: &str, id: &str) -> Value {
     json!({
         "type": "error",
         "error": {"type": kind(status), "message": message},

@@ -28,10 +28,9 @@ fn read_tool(place: &str, item: Value) -> Result<Tool, ApiError> {
     match fields.string("type")?.as_deref() {
         None | Some("custom") => {}
         Some(kind) => {
-            let name = format!("{}: {kind}", fields.name("type"));
             let reason = "no tools run on this server, and the model knows no tool by its type: describe it as a \
                           custom tool";
-            return Err(ApiError::Unsupported { name, reason });
+            return Err(ApiError::unsupported_kind(fields.name("type"), kind, reason));
         }
     }
     take_cache_control(&mut fields)?;

@@ -25,7 +25,7 @@ fn errors() -> Value {
                 "invalid_request_error", "authentication_error", "permission_error", "not_found_error",
                 "request_too_large", "rate_limit_error", "overloaded_error", "timeout_error", "api_error",
             ]), "message": text()})),
-            "request_id": or_null(text()),
+            "request_id": text(),
         })),
     })
 }

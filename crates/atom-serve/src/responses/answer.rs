@@ -104,7 +104,7 @@ impl Shape for ResponsesShape {
         self.events.push_response(name, response, out);
     }
 
-    fn failed(&mut self, error: &ApiError, out: &mut String) {
+    fn failed(&mut self, error: &ApiError, _id: &str, out: &mut String) {
         if self.events.next == 0 {
             self.begin(&Usage::default(), out);
         }

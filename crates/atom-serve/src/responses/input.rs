@@ -172,10 +172,7 @@ fn read_content(fields: &mut Fields, name: &str, kinds: &[&str]) -> Result<Strin
 fn read_part(place: &str, item: Value, kinds: &[&str]) -> Result<String, ApiError> {
     let mut fields = Fields::nested(place, item, &PART)?;
     let kind = fields.required_string("type", "every part has one, like \"input_text\"")?;
-    let unsupported = |reason| {
-        let name = format!("{}: {kind}", fields.name("type"));
-        Err(ApiError::Unsupported { name, reason })
-    };
+    let unsupported = |reason| Err(ApiError::unsupported_kind(fields.name("type"), &kind, reason));
     match kind.as_str() {
         "input_image" => return unsupported("the model reads text only, no images"),
         "input_file" => return unsupported("the model reads text only, no files"),
@@ -248,7 +245,7 @@ fn refused_kind(fields: &Fields, kind: String) -> ApiError {
             return wrong(&fields.name("type"), &kind.into(), expected);
         }
     };
-    ApiError::Unsupported { name: format!("{}: {kind}", fields.name("type")), reason }
+    ApiError::unsupported_kind(fields.name("type"), &kind, reason)
 }
 
 pub(super) const FIELD: Field = needed(

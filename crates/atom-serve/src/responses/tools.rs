@@ -230,10 +230,8 @@ fn is_left_out(kind: &str) -> bool {
 
 /// Tools that say what the answer is to be made from, or that aren't this server's to run.
 fn refused_kind(fields: &Fields, kind: &str) -> ApiError {
-    ApiError::Unsupported {
-        name: format!("{}: {kind}", fields.name("type")),
-        reason: "no tools run on this server: describe it as a function and run it yourself",
-    }
+    let reason = "no tools run on this server: describe it as a function and run it yourself";
+    ApiError::unsupported_kind(fields.name("type"), kind, reason)
 }
 
 fn read_choice(choice: Value) -> Result<ToolChoice, ApiError> {

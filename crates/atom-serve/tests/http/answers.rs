@@ -210,3 +210,27 @@ async fn an_end_token_is_not_part_of_the_text_but_one_that_is_ignored_is_a_token
         (&json!("abc"), &json!(4))
     );
 }
+
+/// There is one model, so a request needn't name it, whichever API it speaks.
+#[tokio::test]
+async fn without_a_model_every_endpoint_takes_the_one_that_there_is() {
+    let site = Site::start(says("ok")).await;
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    for (path, body) in [
+        ("/v1/chat/completions", json!({"messages": messages})),
+        ("/v1/chat/completions/render", json!({"messages": messages})),
+        ("/v1/completions", json!({"prompt": "hi"})),
+        ("/v1/responses", json!({"input": "hi"})),
+        ("/v1/messages", json!({"messages": messages, "max_tokens": 9})),
+    ] {
+        let answer = site.post(path, &body).await;
+        assert_eq!((answer.status, &answer.json()["model"]), (200, &json!("tiny")), "{path}");
+    }
+    for (path, body) in [
+        ("/v1/messages/count_tokens", json!({"messages": messages})),
+        ("/tokenize", json!({"prompt": "hi"})),
+        ("/detokenize", json!({"tokens": [97]})),
+    ] {
+        assert_eq!(site.post(path, &body).await.status, 200, "{path}");
+    }
+}

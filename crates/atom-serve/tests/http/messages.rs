@@ -359,9 +359,11 @@ async fn a_failed_engine_is_an_api_error_and_the_last_event_of_a_stream() {
     .await;
     let response = site.post(PATH, &ask(json!({}))).await;
     assert_eq!((response.status, error(&response).0.as_str()), (500, "api_error"));
-    let events = site.post(PATH, &ask(json!({"stream": true}))).await.named_events();
+    let streamed = site.post(PATH, &ask(json!({"stream": true}))).await;
+    let events = streamed.named_events();
     let (name, data) = events.last().unwrap();
     assert_eq!(name, "error");
+    assert_eq!(data["request_id"].as_str(), streamed.header("request-id"));
     assert_eq!(data["error"]["type"], "api_error");
     assert!(data["error"]["message"].as_str().unwrap().contains("rank 1 is gone"));
     assert!(!events.iter().any(|(name, _)| name == "message_stop"));
@@ -415,7 +417,7 @@ async fn what_the_server_cannot_do_is_refused_by_name() {
             &["output_format", "beside"],
         ),
         (json!({"system": 5}), &["system", "a string or a list"]),
-        (json!({"system": [{"type": "image"}]}), &["system[0].type: image", "no images"]),
+        (json!({"system": [{"type": "image"}]}), &["system[0].type' is \"image\"", "no images"]),
         (json!({"cache_control": {"type": "forever"}}), &["cache_control.type"]),
         (json!({"messages": []}), &["at least one"]),
         (
@@ -425,9 +427,9 @@ async fn what_the_server_cannot_do_is_refused_by_name() {
         (json!({"messages": [{"role": "user"}]}), &["messages[0].content", "missing"]),
         (
             content(json!([{"type": "image", "source": {}}])),
-            &["messages[0].content[0].type: image", "no images"],
+            &["messages[0].content[0].type' is \"image\"", "no images"],
         ),
-        (content(json!([{"type": "document", "source": {}}])), &["type: document", "no documents"]),
+        (content(json!([{"type": "document", "source": {}}])), &["type' is \"document\"", "no documents"]),
         (content(json!([{"type": "tool_use"}])), &["messages[0].content[0].type", "assistant"]),
         (content(json!([{"type": "poem"}])), &["\"poem\""]),
         (
@@ -450,7 +452,7 @@ async fn what_the_server_cannot_do_is_refused_by_name() {
         (past(json!({"type": "tool_use", "id": "t1", "name": "f", "input": "{}"})), &["input", "an object"]),
         (
             json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
-            &["tools[0].type: web_search_20250305"],
+            &["tools[0].type' is \"web_search_20250305\""],
         ),
         (
             json!({"tools": [{"name": "a b", "input_schema": {"type": "object"}}]}),

@@ -258,9 +258,10 @@ fn reasons_usage_and_the_end_of_the_context() {
 #[test]
 fn a_failed_stream_ends_with_the_error_event() {
     let mut out = String::new();
-    shape(Thinking::Shown).failed(&ApiError::Draining, &mut out);
+    shape(Thinking::Shown).failed(&ApiError::Draining, "req-1", &mut out);
     let [(name, data)] = crate::testing::events(&out).try_into().unwrap();
     assert_eq!(name, "error");
     assert_eq!(data["error"]["type"], "overloaded_error");
+    assert_eq!(data["request_id"], "req-1");
     assert!(data["error"]["message"].as_str().unwrap().contains("shutting down"));
 }

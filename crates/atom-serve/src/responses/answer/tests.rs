@@ -148,7 +148,7 @@ fn an_answer_that_was_cut_is_incomplete_and_says_why() {
 #[test]
 fn a_stream_that_fails_begins_nevertheless_and_ends_with_the_failure() {
     let mut out = String::new();
-    shape().failed(&ApiError::Draining, &mut out);
+    shape().failed(&ApiError::Draining, "req-1", &mut out);
     let events = events(&out);
     let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["response.created", "response.in_progress", "response.failed"]);
