@@ -254,7 +254,7 @@ pub(crate) const FIELDS: &[Field] = &[
     field("metadata", Unread(&crate::declare::Takes::Map), ""),
     idle("store", Only(&["false"], "nothing is stored")),
     idle("service_tier", Only(&["\"auto\"", "\"default\""], "there is one tier")),
-    idle("verbosity", Only(&["\"medium\""], "no model here knows it")),
+    idle("verbosity", Only(&["\"medium\""], VERBOSITY)),
     idle("modalities", Only(&["[\"text\"]"], "it writes text only")),
     idle("suffix", Only(&["\"\""], "it only continues text")),
     idle("audio", Never("it writes text only")),
@@ -303,5 +303,9 @@ const _: () = assert!(REPETITION_PENALTY_MIN == 0.01, "as it is declared");
 
 /// The largest number of tokens that can be said.
 pub(crate) const U32: i64 = u32::MAX as i64;
+
+/// Why no verbosity but the usual one is taken.
+pub(crate) const VERBOSITY: &str =
+    "no chat template knows it: say in the messages how long the answer shall be";
 
 const CONVERSATION: &str = "it is for conversations: /v1/chat/completions";

@@ -66,7 +66,7 @@ impl Conversation {
             None => room(server, tokens.len())?,
         };
         let calls_max = if self.tools.is_parallel() { u32::MAX } else { 1 };
-        let reading = server.text.reading(&rendered, self.tools.offered(), calls_max);
+        let reading = server.text.reading(&rendered, self.tools.callable(), calls_max);
         let mut work =
             Work { params, prompts: vec![Prompt { tokens, max_tokens, echo: None }], session: None, reading };
         constrain_calls(server, &mut work, &self.tools)?;
@@ -78,12 +78,15 @@ impl Conversation {
 /// of them is `strict`: the one place where tools meet the grammar. With a format of the answer beside it,
 /// [`crate::constraint::compile`] has both.
 fn constrain_calls(server: &Server, work: &mut Work, tools: &Tools) -> Result<(), ApiError> {
-    let offered = tools.offered();
+    let offered = tools.callable();
     let (chosen, instead, field) = match tools.choice() {
         ToolChoice::None => return Ok(()),
         ToolChoice::Auto if !tools.are_strict() || work.params.constraint.is_some() => return Ok(()),
         ToolChoice::Auto => (&offered[..], Instead::Text, "tools"),
-        ToolChoice::Required => (&offered[..], Instead::Nothing, "tool_choice"),
+        // With a format beside it, these are the calls that the answer may make instead.
+        ToolChoice::Allowed { required: false, .. } if work.params.constraint.is_some() => return Ok(()),
+        ToolChoice::Allowed { required: false, .. } => (&offered[..], Instead::Text, "tool_choice"),
+        ToolChoice::Required | ToolChoice::Allowed { .. } => (&offered[..], Instead::Nothing, "tool_choice"),
         ToolChoice::Named(name) => {
             let at = offered.iter().position(|tool| tool.name == *name);
             let at = at.expect("a named choice is one of the tools: checked when read");

@@ -32,6 +32,17 @@ pub(crate) enum ToolChoice {
     Required,
     /// This one.
     Named(String),
+    /// Some of these or, where they aren't `required`, none. The model sees the others too, so that the prompt's
+    /// beginning stays the same.
+    Allowed { tools: Vec<AllowedTool>, required: bool },
+}
+
+/// A tool that a request names among those that may be called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AllowedTool {
+    pub(crate) name: String,
+    /// Where the client put it, for the error.
+    pub(crate) place: String,
 }
 
 /// Tools as they are read, one after the other.
@@ -54,6 +65,11 @@ impl Tools {
             ToolChoice::Named(name) if !list.names.contains(name) => {
                 return Err(wrong(choice_field, &json!(name), list.one_of()));
             }
+            ToolChoice::Allowed { tools, .. } => {
+                if let Some(other) = tools.iter().find(|tool| !list.names.contains(&tool.name)) {
+                    return Err(wrong(&other.place, &json!(other.name), list.one_of()));
+                }
+            }
             ToolChoice::Required if list.tools.is_empty() => {
                 return Err(wrong(choice_field, &json!("required"), "\"none\" or \"auto\" without 'tools'"));
             }
@@ -75,7 +91,18 @@ impl Tools {
         Self::new(list, choice, parallel, choice_field)
     }
 
-    /// The tools that the model may call; empty with [`ToolChoice::None`].
+    /// The tools that an answer may call.
+    pub(crate) fn callable(&self) -> Arc<[Tool]> {
+        match &self.choice {
+            ToolChoice::Allowed { tools, .. } => {
+                let names: HashSet<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
+                self.list.iter().filter(|tool| names.contains(tool.name.as_str())).cloned().collect()
+            }
+            _ => self.offered(),
+        }
+    }
+
+    /// The tools that the model sees; none with [`ToolChoice::None`].
     pub(crate) fn offered(&self) -> Arc<[Tool]> {
         if self.choice == ToolChoice::None { Arc::default() } else { self.list.clone() }
     }
@@ -233,6 +260,9 @@ fn read_choice(fields: &mut Fields) -> Result<(ToolChoice, &'static str), ApiErr
             "required" | "any" => Ok((ToolChoice::Required, place)),
             _ => Err(wrong(place, &word.into(), CHOICES)),
         },
+        Some(object @ Value::Object(_)) if object["type"] == ALLOWED_TOOLS => {
+            Ok((read_allowed(object)?, place))
+        }
         Some(object @ Value::Object(_)) => Ok((read_named(object)?, "tool_choice.function.name")),
         Some(other) => Err(wrong(place, &other, CHOICES)),
     }
@@ -242,24 +272,76 @@ fn read_named(object: Value) -> Result<ToolChoice, ApiError> {
     let mut fields = Fields::nested("tool_choice", object, &NAMED_CHOICE)?;
     match fields.string("type")?.as_deref() {
         Some("function") => {}
-        Some(other) => return Err(wrong("tool_choice.type", &other.into(), "\"function\"")),
+        Some(other) => return Err(wrong("tool_choice.type", &other.into(), CHOICE_TYPES)),
         None => {
             let name = "tool_choice.type".into();
-            return Err(ApiError::Missing { name, expected: "it is \"function\"" });
+            return Err(ApiError::Missing { name, expected: "it is \"function\" or \"allowed_tools\"" });
         }
     }
-    let missing =
-        || ApiError::Missing { name: "tool_choice.function.name".into(), expected: "name one of the tools" };
+    Ok(ToolChoice::Named(read_function_name(fields)?.name))
+}
+
+/// The rest of an object that names a function.
+fn read_function_name(mut fields: Fields) -> Result<AllowedTool, ApiError> {
+    let place = fields.name("function.name");
+    let missing = || ApiError::Missing { name: place.clone(), expected: "name one of the tools" };
     let function = fields.inner("function")?;
     fields.finish()?;
     let mut fields = function.ok_or_else(missing)?;
     let name = fields.string("name")?.ok_or_else(missing)?;
     fields.finish()?;
-    Ok(ToolChoice::Named(name))
+    Ok(AllowedTool { name, place })
 }
 
-const CHOICES: &str =
-    "\"none\", \"auto\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": ..}}";
+fn read_allowed(object: Value) -> Result<ToolChoice, ApiError> {
+    let mut fields = Fields::nested("tool_choice", object, &ALLOWED_CHOICE)?;
+    fields.string("type")?;
+    let inner = fields.inner(ALLOWED_TOOLS)?.ok_or_else(|| ApiError::Missing {
+        name: fields.name(ALLOWED_TOOLS),
+        expected: "send an object with a mode and tools",
+    })?;
+    fields.finish()?;
+    read_mode_and_tools(inner, |place, item| {
+        let mut fields = Fields::nested(place, item, &NAMED_CHOICE)?;
+        let kind = fields.required_string("type", "it is \"function\"")?;
+        if kind != "function" {
+            return Err(wrong(&fields.name("type"), &kind.into(), "\"function\""));
+        }
+        read_function_name(fields).map(Some)
+    })
+}
+
+/// Reads what [`ALLOWED`] declares; `read` takes the place of a tool and the tool, and may leave it out.
+pub(crate) fn read_mode_and_tools(
+    mut fields: Fields,
+    read: impl Fn(&str, Value) -> Result<Option<AllowedTool>, ApiError>,
+) -> Result<ToolChoice, ApiError> {
+    let mode = fields.required_string("mode", "it is \"auto\" or \"required\"")?;
+    let required = match mode.as_str() {
+        "auto" => false,
+        "required" => true,
+        _ => return Err(wrong(&fields.name("mode"), &mode.into(), "\"auto\" or \"required\"")),
+    };
+    let place = fields.name("tools");
+    let items = fields
+        .list("tools")?
+        .ok_or_else(|| ApiError::Missing { name: place.clone(), expected: "name some of the tools" })?;
+    fields.finish()?;
+    let mut tools = Vec::with_capacity(items.len());
+    for (at, item) in items.into_iter().enumerate() {
+        tools.extend(read(&format!("{place}[{at}]"), item)?);
+    }
+    if tools.is_empty() {
+        let expected = "a list of at least one tool that can be called; or send \"none\"";
+        return Err(wrong(&place, &json!([]), expected));
+    }
+    Ok(ToolChoice::Allowed { tools, required })
+}
+
+const CHOICES: &str = "\"none\", \"auto\", \"required\", {\"type\": \"function\", \"function\": {\"name\": ..}} or allowed_tools";
+const CHOICE_TYPES: &str = "\"function\" or \"allowed_tools\"";
+/// The type of a choice among some of the tools.
+pub(crate) const ALLOWED_TOOLS: &str = "allowed_tools";
 
 /// What the parsers of answers take for a name at the most.
 const PAST_NAME_BYTES_MAX: usize = 512;
@@ -273,8 +355,8 @@ pub(crate) const TOOLS: Field =
     field("tools", List(&Inner(&TOOL), 0, TOOLS_MAX), "Functions that the model may call.");
 pub(crate) const TOOL_CHOICE: Field = field(
     "tool_choice",
-    Either(&[Word(&["none", "auto", "required", "any"]), Inner(&NAMED_CHOICE)]),
-    "`required` (or `any`) and a named function hold the answer to a call.",
+    Either(&[Word(&["none", "auto", "required", "any"]), Inner(&NAMED_CHOICE), Inner(&ALLOWED_CHOICE)]),
+    "`required` (or `any`) and a named function hold the answer to a call, `allowed_tools` to calls of these.",
 );
 pub(crate) const PARALLEL: Field =
     field("parallel_tool_calls", Flag, "False: the answer ends before a second call.");
@@ -296,6 +378,17 @@ const NAMED_CHOICE: Object = Object {
     name: "ChatNamedTool",
     groups: &[&[needed("type", Word(&["function"]), ""), needed("function", Inner(&CHOSEN), "")]],
 };
+const ALLOWED_CHOICE: Object = Object {
+    name: "ChatAllowedTools",
+    groups: &[&[needed("type", Word(&[ALLOWED_TOOLS]), ""), needed(ALLOWED_TOOLS, Inner(&ALLOWED), "")]],
+};
+const ALLOWED: Object = Object {
+    name: "ChatAllowed",
+    groups: &[&[MODE, needed("tools", List(&Inner(&NAMED_CHOICE), 1, TOOLS_MAX), "Some of the tools.")]],
+};
+/// How calls of allowed tools are wanted.
+pub(crate) const MODE: Field =
+    needed("mode", Word(&["auto", "required"]), "`required` holds the answer to a call of one of these.");
 const CHOSEN: Object =
     Object { name: "FunctionName", groups: &[&[needed("name", Text, "One of the tools.")]] };
 

@@ -11,7 +11,7 @@ use crate::declare::{Field, Object, field, idle};
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 use crate::generation::Work;
-use crate::params::{MODEL, Params, StreamOptions, U32};
+use crate::params::{MODEL, Params, StreamOptions, U32, VERBOSITY};
 use crate::server::Server;
 use atom_text::StopStrings;
 use serde_json::{Map, Value, json};
@@ -211,7 +211,7 @@ const REASONING: Object = Object {
 };
 const TEXT: Object = Object {
     name: "ResponsesText",
-    groups: &[&[constraint::FORMAT, idle("verbosity", Only(&["\"medium\""], "no model here knows it"))]],
+    groups: &[&[constraint::FORMAT, idle("verbosity", Only(&["\"medium\""], VERBOSITY))]],
 };
 
 const STORED: &str = "nothing is stored; send the whole conversation as 'input'";

@@ -5,8 +5,8 @@
 
 use super::custom::INPUT;
 use crate::chat::tools::{
-    DESCRIPTION, PARALLEL, PARAMETERS, STRICT, TOOL_NAME, ToolChoice, ToolList, Tools, check_name,
-    read_schema,
+    ALLOWED_TOOLS, AllowedTool, DESCRIPTION, MODE, PARALLEL, PARAMETERS, STRICT, TOOL_NAME, ToolChoice,
+    ToolList, Tools, check_name, read_mode_and_tools, read_schema,
 };
 use crate::declare::Takes::{
     Either, Flag, List, Map as Mapping, Object as Inner, OneOf, Only, Pattern, Schema, Text, Unread, Word,
@@ -237,6 +237,7 @@ fn refused_kind(fields: &Fields, kind: &str) -> ApiError {
 fn read_choice(choice: Value) -> Result<ToolChoice, ApiError> {
     let word = match choice {
         Value::String(word) => word,
+        Value::Object(_) if choice["type"] == ALLOWED_TOOLS => return read_allowed(choice),
         Value::Object(_) => return read_named(choice),
         other => return Err(wrong("tool_choice", &other, CHOICES)),
     };
@@ -250,17 +251,41 @@ fn read_choice(choice: Value) -> Result<ToolChoice, ApiError> {
 
 fn read_named(choice: Value) -> Result<ToolChoice, ApiError> {
     let mut fields = Fields::nested("tool_choice", choice, &NAMED)?;
-    let kind = fields.required_string("type", "it is \"function\" or \"custom\"")?;
+    let kind = fields.required_string("type", "it is \"function\", \"custom\" or \"allowed_tools\"")?;
     if !matches!(kind.as_str(), "function" | "custom") {
-        return Err(wrong("tool_choice.type", &kind.into(), "\"function\" or \"custom\""));
+        let expected = "\"function\", \"custom\" or \"allowed_tools\"";
+        return Err(wrong("tool_choice.type", &kind.into(), expected));
     }
+    Ok(ToolChoice::Named(read_name(fields)?.name))
+}
+
+/// The rest of an object that names a tool.
+fn read_name(mut fields: Fields) -> Result<AllowedTool, ApiError> {
+    let place = fields.name("name");
     let name = fields.required_string("name", "name one of the tools")?;
     let namespace = fields.string("namespace")?;
     fields.finish()?;
-    Ok(ToolChoice::Named(joined_name(namespace.as_deref(), &name)))
+    Ok(AllowedTool { name: joined_name(namespace.as_deref(), &name), place })
 }
 
-const CHOICES: &str = "\"none\", \"auto\", \"required\" or {\"type\": \"function\", \"name\": ..}";
+fn read_allowed(choice: Value) -> Result<ToolChoice, ApiError> {
+    let mut fields = Fields::nested("tool_choice", choice, &ALLOWED)?;
+    fields.string("type")?;
+    read_mode_and_tools(fields, |place, item| {
+        if item["type"].as_str().is_some_and(is_left_out) {
+            return Ok(None);
+        }
+        let mut fields = Fields::nested(place, item, &NAMED)?;
+        let kind = fields.required_string("type", "it is \"function\" or \"custom\"")?;
+        match kind.as_str() {
+            "function" | "custom" => read_name(fields).map(Some),
+            _ => Err(refused_kind(&fields, &kind)),
+        }
+    })
+}
+
+const CHOICES: &str =
+    "\"none\", \"auto\", \"required\", {\"type\": \"function\", \"name\": ..} or allowed_tools";
 /// Between the name of a namespace and that of its tool.
 const SEPARATOR: &str = "__";
 
@@ -277,8 +302,8 @@ pub(super) const FIELDS: &[Field] = &[
     ),
     field(
         "tool_choice",
-        Either(&[Word(&["none", "auto", "required"]), Inner(&NAMED)]),
-        "`required` and a named tool hold the answer to a call.",
+        Either(&[Word(&["none", "auto", "required"]), Inner(&NAMED), Inner(&ALLOWED)]),
+        "`required` and a named tool hold the answer to a call, `allowed_tools` to calls of these.",
     ),
     PARALLEL,
 ];
@@ -339,6 +364,19 @@ const NAMESPACE: Object = Object {
 /// See [`is_left_out`].
 const LEFT_OUT: &str = r#"{"type": "object", "required": ["type"], "description": "Left out.",
     "properties": {"type": {"type": "string", "pattern": "^web_search|^(image_generation|tool_search)$"}}}"#;
+/// Tools that are left out may be named, and don't count.
+const ALLOWED: Object = Object {
+    name: "ResponsesAllowedTools",
+    groups: &[&[
+        needed("type", Word(&[ALLOWED_TOOLS]), ""),
+        MODE,
+        needed(
+            "tools",
+            List(&Either(&[Inner(&NAMED), Schema(LEFT_OUT)]), 1, usize::MAX),
+            "Some of the tools that are in force.",
+        ),
+    ]],
+};
 const NAMED: Object = Object {
     name: "ResponsesNamedTool",
     groups: &[&[

@@ -108,9 +108,9 @@ async fn tools_that_are_none_are_refused_by_place() {
             (json!({"tools": [tool("f")], "tool_choice": 1}), "tool_choice", &["is 1"]),
             (json!({"tools": [tool("f")], "tool_choice": {}}), "tool_choice.type", &["missing"]),
             (
-                json!({"tools": [tool("f")], "tool_choice": {"type": "allowed_tools"}}),
+                json!({"tools": [tool("f")], "tool_choice": {"type": "custom"}}),
                 "tool_choice.type",
-                &["\"allowed_tools\""],
+                &["\"custom\"", "\"allowed_tools\""],
             ),
             (
                 json!({"tools": [tool("f")], "tool_choice": {"type": "function"}}),

@@ -1,6 +1,7 @@
 //! Constrained output: what reaches the engine of it, and what is refused.
 
 use crate::fake::{IM_END, Play, Site, answer, bytes, says};
+use crate::tools::marked;
 use atom_base::{MaskFault, TokenId};
 use atom_engine::{EngineError, Event, Request};
 use serde_json::{Value, json};
@@ -22,9 +23,9 @@ fn body(path: &str, extra: &Value) -> Value {
 }
 
 /// True if the request's grammar lets the model write this text and end there.
-fn follows(request: &Request, text: &str) -> bool {
+pub(crate) fn follows(request: &Request, text: &str) -> bool {
     let mut constraint = request.grammar.as_ref().expect("a grammar").0.start().unwrap();
-    bytes(text).into_iter().chain([IM_END]).all(|token: TokenId| {
+    marked(text).into_iter().chain([IM_END]).all(|token: TokenId| {
         let mut mask = vec![0u32; 264usize.div_ceil(32)];
         constraint.mask(&mut mask).is_ok()
             && mask[token as usize / 32] >> (token % 32) & 1 == 1

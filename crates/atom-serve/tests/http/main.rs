@@ -6,6 +6,7 @@
 mod admin;
 mod agent_tables;
 mod agents;
+mod allowed_tools;
 mod answers;
 mod api_table;
 mod bad_input;
@@ -14,8 +15,8 @@ mod client;
 mod codex;
 mod constraints;
 mod cors;
-mod document;
 mod cut_calls;
+mod document;
 mod equality;
 mod fake;
 mod hosts;
