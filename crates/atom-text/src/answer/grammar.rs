@@ -95,9 +95,10 @@ impl Dialect {
         }
         if let Some(calls) = calls {
             for tool in calls.tools {
-                check_schema(&tool.parameters).map_err(|reason| TextError::Grammar {
-                    kind: "JSON schema",
-                    reason: format!("parameters of {:?}: {reason}", tool.name),
+                let checked = check_schema(&tool.parameters);
+                checked.and_then(|()| tags::check(calls.format, tool)).map_err(|reason| {
+                    let reason = format!("parameters of {:?}: {reason}", tool.name);
+                    TextError::Grammar { kind: "JSON schema", reason }
                 })?;
             }
             let is_text = matches!(instead, Instead::Text);

@@ -3,7 +3,7 @@
 use super::references::{self, with_definitions};
 use super::{Lark, strings};
 use crate::answer::parameters::Kind;
-use crate::answer::{Tool, ToolFormat};
+use crate::answer::{Tool, ToolFormat, deepseek_v4, minimax_m2, qwen3_coder};
 use serde_json::{Value, json};
 
 /// How a format writes a call and its parameters. `NAME`, `KEY` and `STRING` stand for what they say.
@@ -72,6 +72,7 @@ impl Lark<'_> {
                     call.push_str(&format!(" {rule}{optional}"));
                 }
             }
+            None if parameters["additionalProperties"] == false => {}
             // Nothing is declared, so everything is allowed.
             None => {
                 let rule = self.any_parameter(&shape, at);
@@ -91,7 +92,8 @@ impl Lark<'_> {
             choices.and_then(|values| values.iter().map(Value::as_str).collect());
         let value = match choices {
             Some(choices) if is_text && !choices.is_empty() => {
-                let choices: Vec<String> = choices.iter().map(|choice| self.text(choice)).collect();
+                let choices: Vec<String> =
+                    choices.iter().map(|choice| Value::from(*choice).to_string()).collect();
                 format!("({}) {}", choices.join(" | "), self.close(shape))
             }
             _ if is_text => self.until_close(shape, &format!("value_{name}"), &strings::patterns(schema)),
@@ -143,6 +145,89 @@ impl Lark<'_> {
         self.markers(&texts.iter().map(String::as_str).collect::<Vec<_>>())
     }
 }
+
+/// Refuses what can't be held where parameters are tags. Of a tool that isn't strict only what would be read as
+/// something else: its other words are left out.
+pub(super) fn check(format: ToolFormat, tool: &Tool) -> Result<(), String> {
+    let is_tagged = matches!(
+        format,
+        ToolFormat::Qwen3Coder | ToolFormat::Glm45 | ToolFormat::MinimaxM2 | ToolFormat::DeepseekV4
+    );
+    if !is_tagged {
+        return Ok(());
+    }
+    let parameters = &tool.parameters;
+    let properties = parameters["properties"].as_object();
+    for (key, schema) in properties.into_iter().flatten() {
+        check_key(key)?;
+        if !is_text(schema) {
+            continue;
+        }
+        let choices = schema["enum"].as_array().into_iter().flatten().chain(schema.get("const"));
+        for choice in choices.filter_map(Value::as_str) {
+            if let Some(end) = value_ends(format).iter().find(|end| format!("\n{choice}").contains(**end)) {
+                return Err(format!("the value {choice:?} of {key:?} holds {end:?}, which ends a parameter"));
+            }
+        }
+        if tool.strict {
+            strings::check(schema).map_err(|reason| format!("of {key:?} {reason}"))?;
+        }
+    }
+    if !tool.strict {
+        return Ok(());
+    }
+    if let Some(word) = NOT_OF_TAGS.iter().find(|word| parameters.get(**word).is_some()) {
+        return Err(format!("'{word}' beside its properties can't be held where parameters are tags"));
+    }
+    let mut required = parameters["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    match required.find(|key| !properties.is_some_and(|properties| properties.contains_key(*key))) {
+        Some(key) => {
+            Err(format!("{key:?} is required and no property: where parameters are tags it needs one"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// A key stands in a tag as it is.
+fn check_key(key: &str) -> Result<(), String> {
+    let is_odd = |c: char| c.is_control() || matches!(c, '<' | '>' | '"');
+    if key.is_empty() || key.trim() != key || key.contains(is_odd) || key.len() > KEY_BYTES_MAX {
+        return Err(format!(
+            "the property {key:?} can't be the name in a tag: 1 to {KEY_BYTES_MAX} bytes without '<', '>', '\"', \
+             control characters and blanks at its ends"
+        ));
+    }
+    Ok(())
+}
+
+/// What the parser takes for the end of a value.
+fn value_ends(format: ToolFormat) -> &'static [&'static str] {
+    match format {
+        ToolFormat::Glm45 => &["</arg_value>"],
+        ToolFormat::MinimaxM2 => minimax_m2::TAGS.value_ends,
+        ToolFormat::DeepseekV4 => deepseek_v4::TAGS.value_ends,
+        _ => qwen3_coder::TAGS.value_ends,
+    }
+}
+
+/// Words of an object that say more than which parameters there are. Each of them would let pass what it forbids.
+const NOT_OF_TAGS: [&str; 12] = [
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "not",
+    "if",
+    "$ref",
+    "patternProperties",
+    "propertyNames",
+    "minProperties",
+    "maxProperties",
+    "dependentRequired",
+    "dependentSchemas",
+];
+
+/// Half of what the parser takes for an opening tag.
+const KEY_BYTES_MAX: usize = 256;
 
 /// True for a parameter that the parser reads as a string, whatever it looks like.
 fn is_text(schema: &Value) -> bool {

@@ -7,6 +7,8 @@ use crate::{
 };
 use std::sync::Arc;
 
+mod tags;
+
 fn weather_schema() -> Value {
     json!({
         "type": "object",
@@ -241,98 +243,6 @@ fn a_format_holds_behind_thoughts() {
 }
 
 /// Strings that stand without quotes have the length and the pattern of their schema.
-#[test]
-fn tagged_strings_are_held_to_their_patterns_and_lengths() {
-    let properties = json!({
-        "code": {"type": "string", "pattern": "^[A-Z]{2}|-[0-9]+$"},
-        "name": {"type": "string", "minLength": 2, "maxLength": 3},
-        "path": {"type": "string", "pattern": "a/b"},
-    });
-    let parameters =
-        json!({"type": "object", "properties": properties, "required": ["code", "name", "path"]});
-    let tools: Arc<[Tool]> = [Tool { name: "f".into(), description: None, parameters, strict: true }].into();
-    for (format, tokenizer) in formats_and_tokenizers() {
-        let write: fn(&str, &str, &str) -> String = match format {
-            ToolFormat::Qwen3Coder => |code, name, path| {
-                let parameter = |key, value| format!("<parameter={key}>\n{value}\n</parameter>\n");
-                let all =
-                    [parameter("code", code), parameter("name", name), parameter("path", path)].concat();
-                format!("<tool_call>\n<function=f>\n{all}</function>\n</tool_call>")
-            },
-            ToolFormat::Glm45 => |code, name, path| {
-                let parameter =
-                    |key, value| format!("<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n");
-                let all =
-                    [parameter("code", code), parameter("name", name), parameter("path", path)].concat();
-                format!("<tool_call>f\n{all}</tool_call>")
-            },
-            ToolFormat::MinimaxM2 => |code, name, path| {
-                let parameter = |key, value| format!("<parameter name=\"{key}\">{value}</parameter>\n");
-                let all =
-                    [parameter("code", code), parameter("name", name), parameter("path", path)].concat();
-                format!("<minimax:tool_call>\n<invoke name=\"f\">\n{all}</invoke>\n</minimax:tool_call>")
-            },
-            ToolFormat::DeepseekV4 => |code, name, path| {
-                let parameter = |key, value| {
-                    format!("<｜DSML｜parameter name=\"{key}\" string=\"true\">{value}</｜DSML｜parameter>\n")
-                };
-                let all =
-                    [parameter("code", code), parameter("name", name), parameter("path", path)].concat();
-                format!(
-                    "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n{all}</｜DSML｜invoke>\n</｜DSML｜tool_calls>"
-                )
-            },
-            _ => continue,
-        };
-        let dialect = Dialect { reasoning: None, tools: Some(format) };
-        let calls = Calls { format, tools: &tools, parallel: false };
-        let grammar = answers(&tokenizer, dialect, AnswerStart::Content, Some(calls), Instead::Nothing);
-        for (code, name, path, is_right) in [
-            ("AB", "né", "xa/by", true),
-            ("ABc\n", "<b>", "a/b</", true),
-            ("x-12", "abc", "a/b\n", true),
-            ("xAB", "ab", "a/b", false),
-            ("-12x", "ab", "a/b", false),
-            ("AB", "a", "a/b", false),
-            ("AB", "abcd", "a/b", false),
-            ("AB", "ab", "a-b", false),
-        ] {
-            let text = write(code, name, path);
-            assert_eq!(takes(&tokenizer, &grammar, &text), is_right, "{}: {text:?}", format.name());
-            let (_, calls) = read(dialect, AnswerStart::Content, &tools, &text);
-            let said: Value = serde_json::from_str(&calls[0].1).unwrap();
-            assert_eq!(said, json!({"code": code, "name": name, "path": path}), "{}", format.name());
-        }
-    }
-}
-
-/// The parser ends a value at each of these: a model leaves out one or the other.
-#[test]
-fn a_value_of_qwen3_coder_holds_nothing_that_would_end_it() {
-    let (tokenizer, tools) = (byte_tokenizer(), text_tool());
-    let dialect = Dialect { reasoning: None, tools: Some(ToolFormat::Qwen3Coder) };
-    let calls = Calls { format: ToolFormat::Qwen3Coder, tools: &tools, parallel: false };
-    let grammar = answers(&tokenizer, dialect, AnswerStart::Content, Some(calls), Instead::Nothing);
-    for (value, is_taken) in [
-        ("", true),
-        ("<parameter=b> </function> \n\n", true),
-        ("a</parameter>b", false),
-        ("</parameter>", false),
-        ("a\n<parameter=b>\nc", false),
-        ("a\n</function>", false),
-        ("a\n</parameter>\nb", false),
-    ] {
-        let text = format!(
-            "<tool_call>\n<function=f>\n<parameter=text>\n{value}\n</parameter>\n</function>\n</tool_call>"
-        );
-        assert_eq!(takes(&tokenizer, &grammar, &text), is_taken, "{value:?}");
-        if is_taken {
-            let (_, calls) = read(dialect, AnswerStart::Content, &tools, &text);
-            assert_eq!(serde_json::from_str::<Value>(&calls[0].1).unwrap(), json!({"text": value}));
-        }
-    }
-}
-
 /// A tool with one parameter, a text.
 fn text_tool() -> Arc<[Tool]> {
     let parameters =
