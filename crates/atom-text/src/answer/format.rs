@@ -38,6 +38,8 @@ pub(super) struct Sink<'a> {
     pub(super) calls: &'a mut u32,
     /// Those that the model gave to calls of this answer.
     pub(super) ids: &'a mut HashSet<String>,
+    /// Bytes of this answer that were read twice.
+    pub(super) reread: &'a mut usize,
     pub(super) tools: &'a [Tool],
 }
 

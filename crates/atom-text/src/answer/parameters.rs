@@ -49,7 +49,7 @@ impl Parameters {
             sink.arguments("\"");
         }
         self.count += 1;
-        self.json = (kind != Kind::Text).then(JsonText::default);
+        self.json = (kind != Kind::Text && *sink.reread < REREAD_BYTES_MAX).then(JsonText::default);
         self.kind = kind;
     }
 
@@ -76,11 +76,12 @@ impl Parameters {
     /// the whole value, which is given back, is to be read again as what isn't JSON.
     pub(super) fn push_in_string(&mut self, c: char, sink: &mut Sink<'_>) -> Option<String> {
         self.push(c, sink);
-        (c < ' ').then(|| self.give_back())
+        (c < ' ').then(|| self.give_back(sink))
     }
 
-    fn give_back(&mut self) -> String {
+    fn give_back(&mut self, sink: &mut Sink<'_>) -> String {
         self.json = None;
+        *sink.reread += self.text.len();
         std::mem::take(&mut self.text)
     }
 
@@ -112,7 +113,7 @@ impl Parameters {
     /// and is that if the model would have gone on.
     pub(super) fn cut(&mut self, end: AnswerEnd, held: &str, sink: &mut Sink<'_>) -> Left {
         if end == AnswerEnd::Whole && self.is_in_string() {
-            return Left::Again(self.give_back());
+            return Left::Again(self.give_back(sink));
         }
         if end == AnswerEnd::Whole {
             held.chars().for_each(|c| self.push(c, sink));
@@ -251,6 +252,10 @@ fn escape(c: char, sink: &mut Sink<'_>) {
     }
 }
 
+/// Bytes that an answer may have read twice. Values within values could make it read all of them again and again; beyond
+/// this a closing tag ends a value, wherever it stands.
+const REREAD_BYTES_MAX: usize = 1 << 20;
+
 /// Alternatives within alternatives of one parameter's schema.
 const SCHEMA_DEPTH_MAX: usize = 8;
 
@@ -285,7 +290,8 @@ mod tests {
         for (schema, text, expected) in cases {
             let (mut out, mut calls) = (Vec::new(), 1);
             let mut ids = Default::default();
-            let mut sink = Sink { out: &mut out, calls: &mut calls, ids: &mut ids, tools: &[] };
+            let mut sink =
+                Sink { out: &mut out, calls: &mut calls, ids: &mut ids, reread: &mut 0, tools: &[] };
             let mut parameters = Parameters::default();
             parameters.begin("k", Kind::of(&schema), &mut sink);
             text.chars().for_each(|c| parameters.push(c, &mut sink));
@@ -302,7 +308,7 @@ mod tests {
         let text = "a\"b\\c\nd\r\t\u{0}\u{1f}\u{7f}é城🦀</x>";
         let (mut out, mut calls) = (Vec::new(), 1);
         let mut ids = Default::default();
-        let mut sink = Sink { out: &mut out, calls: &mut calls, ids: &mut ids, tools: &[] };
+        let mut sink = Sink { out: &mut out, calls: &mut calls, ids: &mut ids, reread: &mut 0, tools: &[] };
         let mut parameters = Parameters::default();
         parameters.begin("k", Kind::Text, &mut sink);
         text.chars().for_each(|c| parameters.push(c, &mut sink));

@@ -30,6 +30,8 @@ pub struct AnswerParser {
     calls: u32,
     is_call_cut: bool,
     ids: HashSet<String>,
+    /// Bytes of values that were read twice.
+    reread: usize,
 }
 
 /// The markers that mean something, by place.
@@ -106,6 +108,7 @@ impl AnswerParser {
             calls: 0,
             is_call_cut: false,
             ids: HashSet::new(),
+            reread: 0,
         }
     }
 
@@ -134,7 +137,13 @@ impl AnswerParser {
     /// Reads the next piece of the answer and appends what is certain after it.
     pub fn push(&mut self, delta: &str, out: &mut Vec<AnswerPart>) {
         if let Some(harmony) = &mut self.harmony {
-            let mut sink = Sink { out, calls: &mut self.calls, ids: &mut self.ids, tools: &self.tools };
+            let mut sink = Sink {
+                out,
+                calls: &mut self.calls,
+                ids: &mut self.ids,
+                reread: &mut self.reread,
+                tools: &self.tools,
+            };
             delta.chars().for_each(|c| harmony.push(c, &mut sink));
             return;
         }
@@ -165,12 +174,24 @@ impl AnswerParser {
     /// The end of the answer: closes the open call if the model ended it, and gives out what was held back.
     pub fn finish(&mut self, end: AnswerEnd, out: &mut Vec<AnswerPart>) {
         if let Some(mut harmony) = self.harmony.take() {
-            let mut sink = Sink { out, calls: &mut self.calls, ids: &mut self.ids, tools: &self.tools };
+            let mut sink = Sink {
+                out,
+                calls: &mut self.calls,
+                ids: &mut self.ids,
+                reread: &mut self.reread,
+                tools: &self.tools,
+            };
             self.is_call_cut = harmony.finish(end, &mut sink) == Left::CutCall;
             return;
         }
         while let Some(mut attempt) = self.attempt.take() {
-            let mut sink = Sink { out, calls: &mut self.calls, ids: &mut self.ids, tools: &self.tools };
+            let mut sink = Sink {
+                out,
+                calls: &mut self.calls,
+                ids: &mut self.ids,
+                reread: &mut self.reread,
+                tools: &self.tools,
+            };
             let left = attempt.format.finish(end, &mut sink);
             self.is_call_cut = left == Left::CutCall;
             match left {
@@ -252,9 +273,16 @@ impl AnswerParser {
             attempt.raw.push(c);
         }
         let calls = self.calls;
-        let step = attempt
-            .format
-            .push(c, &mut Sink { out, calls: &mut self.calls, ids: &mut self.ids, tools: &self.tools });
+        let step = attempt.format.push(
+            c,
+            &mut Sink {
+                out,
+                calls: &mut self.calls,
+                ids: &mut self.ids,
+                reread: &mut self.reread,
+                tools: &self.tools,
+            },
+        );
         if self.calls != calls {
             attempt.settle(false);
             self.is_reasoning = false;
@@ -338,7 +366,13 @@ impl AnswerParser {
     }
 
     fn emit(&mut self, text: &str, out: &mut Vec<AnswerPart>) {
-        let mut sink = Sink { out, calls: &mut self.calls, ids: &mut self.ids, tools: &self.tools };
+        let mut sink = Sink {
+            out,
+            calls: &mut self.calls,
+            ids: &mut self.ids,
+            reread: &mut self.reread,
+            tools: &self.tools,
+        };
         if self.is_reasoning {
             sink.reasoning(text);
         } else {

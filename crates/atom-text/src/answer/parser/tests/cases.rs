@@ -239,6 +239,25 @@ fn broken_json_in_tags_ends_at_its_tag() {
     }
 }
 
+/// Each of these values holds all that follow, up to the line break that shows that none of them is JSON.
+#[test]
+fn an_answer_is_not_read_again_and_again() {
+    let count = 20_000;
+    let values = "<parameter=a>[\\\"</parameter>".repeat(count);
+    let text = format!("<function=f>{values}\n</function>");
+    let mut parser =
+        AnswerParser::new(dialect(None, Some(ToolFormat::Qwen3Coder)), AnswerStart::Content, tools());
+    let mut parts = Vec::new();
+    parser.push(&text, &mut parts);
+    parser.finish(AnswerEnd::Whole, &mut parts);
+    assert!(parser.reread > text.len(), "{} of {}: nothing was tested", parser.reread, text.len());
+    assert!(parser.reread < (1 << 20) + text.len(), "{} of {}", parser.reread, text.len());
+    let answer = Answer::of(&parts);
+    let arguments: Vec<usize> =
+        answer.calls.iter().map(|call| call.2.matches("\"a\": \"[").count()).collect();
+    assert_eq!(arguments, [count]);
+}
+
 #[test]
 fn one_many_none_and_nested_or_escaped_json() {
     let dialect = dialect(None, HERMES);
