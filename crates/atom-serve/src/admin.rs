@@ -1,9 +1,7 @@
 //! Orders to the whole engine, for whoever operates it: off unless [`ServerOptions::admin`]
 //! (crate::ServerOptions) is set. Each is a decision of the group, never of one lane.
 
-use crate::declare::NOTHING;
 use crate::error::ApiError;
-use crate::fields::Fields;
 use crate::openapi::{Routes, operations};
 use crate::phase::Phase;
 use crate::server::Server;
@@ -24,12 +22,11 @@ pub(crate) fn routes(server: Arc<Server>) -> Routes {
         .post("/admin/resume", resume, &operations::RESUME)
         .post("/admin/drain", drain, &operations::DRAIN)
         .post("/admin/exit", exit, &operations::EXIT)
-        .behind(|routes| routes.layer(from_fn_with_state(server, only_empty_json)))
+        .behind(|routes| routes.layer(from_fn_with_state(server, only_orders)))
 }
 
-/// A page in the operator's browser can post anything but JSON to a server on the same machine. An order
-/// has no fields, so a body that says more than `{}` asks for something that would not happen.
-async fn only_empty_json(
+/// An order has no fields, so a body that says more than `{}` asks for something that would not happen.
+async fn only_orders(
     State(server): State<Arc<Server>>,
     request: Request<Body>,
     next: Next,
@@ -37,10 +34,7 @@ async fn only_empty_json(
     let (head, body) = request.into_parts();
     let mut whole = Request::new(body);
     whole.headers_mut().clone_from(&head.headers);
-    let bytes = body::read(&server, whole).await?;
-    if !bytes.is_empty() {
-        Fields::parse(&bytes, &NOTHING)?.refuse_all()?;
-    }
+    body::read_order(&server, whole).await?;
     Ok(next.run(Request::from_parts(head, Body::empty())).await)
 }
 

@@ -1,10 +1,13 @@
 //! The bytes of a request, with bounds on their number and on patience.
 
+use crate::declare::NOTHING;
 use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::hosts::SEC_FETCH_SITE;
 use crate::server::Server;
 use atom_base::limits::BODY_BYTES_MAX;
 use axum::body::Body;
-use axum::http::{HeaderMap, Request, header};
+use axum::http::{HeaderMap, HeaderName, Request, header};
 use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,8 +24,31 @@ use tokio_stream::StreamExt;
 /// What was read counts against the server's room for bodies until the last of the bytes is dropped.
 pub(crate) async fn read(server: &Server, request: Request<Body>) -> Result<Bytes, ApiError> {
     let (head, body) = request.into_parts();
+    let held = hold(server, &head.headers, body).await?;
+    check_content_type(&head.headers)?;
+    Ok(Bytes::from_owner(held))
+}
+
+/// Reads the body of an order, which has no fields: `{}`, or nothing.
+///
+/// Nothing needs no content type, but from a browser: a page can make it post nothing, too, without asking.
+/// Browsers say by `Origin` who posts, whatever it is.
+pub(crate) async fn read_order(server: &Server, request: Request<Body>) -> Result<(), ApiError> {
+    let (head, body) = request.into_parts();
+    let held = hold(server, &head.headers, body).await?;
+    let says_nothing = held.bytes.is_empty() && !head.headers.contains_key(header::CONTENT_TYPE);
+    let is_of_a_page = BROWSERS_OWN.iter().any(|name| head.headers.contains_key(name));
+    if says_nothing && !is_of_a_page {
+        return Ok(());
+    }
+    check_content_type(&head.headers)?;
+    if held.bytes.is_empty() { Ok(()) } else { Fields::parse(&held.bytes, &NOTHING)?.refuse_all() }
+}
+
+/// Takes all of a body, within bounds.
+async fn hold(server: &Server, headers: &HeaderMap, body: Body) -> Result<Held, ApiError> {
     let too_large = |size, whole| Err(ApiError::BodyTooLarge { size, whole, max: BODY_BYTES_MAX });
-    if let Some(size) = declared_length(&head.headers).filter(|&size| size > DRAINED_BYTES_MAX) {
+    if let Some(size) = declared_length(headers).filter(|&size| size > DRAINED_BYTES_MAX) {
         return too_large(size, true);
     }
     let mut chunks = body.into_data_stream();
@@ -63,8 +89,7 @@ pub(crate) async fn read(server: &Server, request: Request<Body>) -> Result<Byte
             }
         }
     }
-    check_content_type(&head.headers)?;
-    Ok(Bytes::from_owner(held))
+    Ok(held)
 }
 
 /// How many bytes of bodies may be held at once, by all connections together.
@@ -128,6 +153,9 @@ pub(crate) fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     }
     Err(ApiError::ContentType { found: found.map_or_else(|| "absent".into(), |found| format!("'{found}'")) })
 }
+
+/// Headers that every browser sends and nothing else does: pages can neither set nor leave them out.
+const BROWSERS_OWN: [HeaderName; 2] = [header::ORIGIN, SEC_FETCH_SITE];
 
 fn declared_length(headers: &HeaderMap) -> Option<u64> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()

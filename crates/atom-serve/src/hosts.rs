@@ -126,7 +126,7 @@ pub(crate) async fn check(State(server): State<Arc<Server>>, request: Request<Bo
 const LOCALHOST: &str = "localhost";
 /// What containers of Docker and Podman call the machine that they run on. The top-level domain is nobody's.
 const CONTAINER_NAMES: [&str; 2] = ["host.docker.internal", "host.containers.internal"];
-const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+pub(crate) const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const SHOWN_CHARS_MAX: usize = 128;
 
 #[cfg(test)]

@@ -2,9 +2,7 @@
 //! `/stop_profile`, and `/debug/*`, which is off unless [`ServerOptions::debug`](crate::ServerOptions) is
 //! set.
 
-use crate::declare::NOTHING;
 use crate::error::ApiError;
-use crate::fields::Fields;
 use crate::openapi::{Routes, operations};
 use crate::server::Server;
 use crate::{body, status};
@@ -52,7 +50,7 @@ pub(crate) async fn start_profile(
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     let _running = server.phases.begin().ok_or(ApiError::Draining)?;
-    take_empty(&server, request).await?;
+    body::read_order(&server, request).await?;
     server.engine.start_profile()?;
     Ok(status::json(json!({"profiling": true})))
 }
@@ -63,7 +61,7 @@ pub(crate) async fn stop_profile(
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     let _running = server.phases.begin().ok_or(ApiError::Draining)?;
-    take_empty(&server, request).await?;
+    body::read_order(&server, request).await?;
     // It writes a file.
     let written = server.on_text_thread(|server| Ok(server.engine.stop_profile()?)).await?;
     Ok(status::json(json!({
@@ -134,10 +132,4 @@ pub(crate) fn write_token_cache(server: &Server, out: &mut String) {
     ] {
         text.family(kind, name, help).sample(&[], value);
     }
-}
-
-/// An order has no fields. A browser's form can't send JSON, so a page of somebody else can't give it.
-async fn take_empty(server: &Server, request: Request<Body>) -> Result<(), ApiError> {
-    let bytes = body::read(server, request).await?;
-    if bytes.is_empty() { Ok(()) } else { Fields::parse(&bytes, &NOTHING)?.refuse_all() }
 }

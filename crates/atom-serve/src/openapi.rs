@@ -57,7 +57,7 @@ pub(crate) enum Takes {
     Body(&'static [&'static Object]),
     /// A body that asks for tokens.
     Generation(&'static Object),
-    /// No body, or an empty object; by its content type it says that no form of a browser sent it.
+    /// No body, or an empty object. A browser must say by the content type that no form sent it.
     Order,
 }
 
@@ -199,6 +199,7 @@ impl Operation {
             }
             Takes::Order => {
                 described["requestBody"] = body(json!({"type": "object", "maxProperties": 0}));
+                described["requestBody"]["required"] = false.into();
             }
         }
         described["responses"] = self.responses(guards, is_messages).into();

@@ -2,6 +2,7 @@
 
 use crate::client::JSON;
 use crate::fake::{Profiling, Site, says};
+use atom_serve::Engine;
 use serde_json::json;
 
 #[tokio::test]
@@ -52,6 +53,39 @@ async fn a_profile_begins_once_ends_once_and_needs_a_place() {
     assert_eq!(client.response().await.status, 415);
     client.send("POST", "/start_profile", &[JSON], b"").await;
     assert_eq!(client.response().await.status, 200);
+}
+
+#[tokio::test]
+async fn an_order_without_a_body_and_without_a_content_type_was_a_415() {
+    let site = Site::start_with(says("ok"), |options| options.admin = true).await;
+    *site.fake.profile.lock().unwrap() = Profiling::Ready;
+    let mut client = site.client().await;
+    for path in ["/start_profile", "/stop_profile", "/admin/pause", "/admin/resume"] {
+        // As `curl -X POST` and Python's requests send it.
+        for length in ["", "content-length: 0\r\n"] {
+            client.write(format!("POST {path} HTTP/1.1\r\nhost: localhost\r\n{length}\r\n").as_bytes()).await;
+            let taken = client.response().await;
+            let twice = path.ends_with("_profile") && !length.is_empty();
+            assert_eq!(taken.status, if twice { 409 } else { 200 }, "{path}: {}", taken.text());
+        }
+    }
+    // A page of somebody else's can make its visitor's browser send that, which then says so.
+    for mark in ["origin: null", "origin: https://evil.example", "sec-fetch-site: cross-site"] {
+        for path in ["/start_profile", "/admin/pause"] {
+            client
+                .write(format!("POST {path} HTTP/1.1\r\nhost: localhost\r\n{mark}\r\n\r\n").as_bytes())
+                .await;
+            let refused = client.response().await;
+            let code = &refused.error()["code"];
+            assert_eq!((refused.status, code), (415, &json!("unsupported_media_type")), "{path} {mark}");
+        }
+    }
+    assert!(!site.fake.is_pausing());
+    // Where fields are needed, nothing is no body.
+    for path in ["/v1/chat/completions", "/tokenize", "/v1/messages"] {
+        client.send("POST", path, &[], b"").await;
+        assert_eq!(client.response().await.status, 415, "{path}");
+    }
 }
 
 #[tokio::test]
