@@ -23,12 +23,15 @@ use thiserror::Error;
 /// of the request log, and are never shown: not by `Debug`, not in an error.
 #[derive(Default)]
 pub struct ApiKeys {
+    /// In the order of their texts.
     keys: Vec<Key>,
 }
 
 struct Key {
     text: Box<str>,
     digest: [u8; 32],
+    /// The longest other key that this one begins with.
+    within: Option<usize>,
 }
 
 /// Why keys can't be used: the operator's fault. The key is not told.
@@ -67,13 +70,21 @@ pub enum KeyError {
 impl ApiKeys {
     /// Takes keys, at least one of which every request must bring.
     pub fn new<K: AsRef<str>>(keys: impl IntoIterator<Item = K>) -> Result<Self, KeyError> {
-        let keys: Vec<Key> = keys
+        let mut keys: Vec<Key> = keys
             .into_iter()
             .enumerate()
             .map(|(at, key)| Key::new(at + 1, key.as_ref()))
             .collect::<Result<_, _>>()?;
         if keys.len() > API_KEYS_MAX {
             return Err(KeyError::TooMany { count: keys.len() });
+        }
+        keys.sort_by(|one, other| one.text.cmp(&other.text));
+        for at in 1..keys.len() {
+            let mut before = Some(at - 1);
+            while let Some(other) = before.filter(|&other| !keys[at].text.starts_with(&*keys[other].text)) {
+                before = keys[other].within;
+            }
+            keys[at].within = before;
         }
         Ok(Self { keys })
     }
@@ -103,10 +114,23 @@ impl ApiKeys {
         self.keys.iter().fold(Choice::from(0), |any, key| any | key.digest.ct_eq(digest.as_slice()))
     }
 
-    /// Where keys stand in a text that is written down.
+    /// Where keys stand in a text that is written down. However many there are, each place costs a search.
     pub(crate) fn find(&self, text: &str) -> Vec<Range<usize>> {
-        let of = |key: &Key| text.match_indices(&*key.text).map(|(at, key)| at..at + key.len()).collect();
-        self.keys.iter().flat_map(|key| -> Vec<_> { of(key) }).collect()
+        let longest = |at: usize| self.at_beginning(&text.as_bytes()[at..]).map(|length| at..at + length);
+        if self.keys.is_empty() { Vec::new() } else { (0..text.len()).filter_map(longest).collect() }
+    }
+
+    /// Bytes of the longest key that these begin with.
+    fn at_beginning(&self, bytes: &[u8]) -> Option<usize> {
+        // Whatever they begin with is the last key that isn't behind them, or within that.
+        let mut key = self.keys.partition_point(|key| key.text.as_bytes() <= bytes).checked_sub(1);
+        loop {
+            let Key { text, within, .. } = &self.keys[key?];
+            if bytes.starts_with(text.as_bytes()) {
+                return Some(text.len());
+            }
+            key = *within;
+        }
     }
 }
 
@@ -121,7 +145,7 @@ impl Key {
         if let Some(offset) = text.bytes().position(|byte| !byte.is_ascii_graphic()) {
             return Err(KeyError::NotVisible { number, offset });
         }
-        Ok(Self { text: text.into(), digest: Sha256::digest(text.as_bytes()).into() })
+        Ok(Self { text: text.into(), digest: Sha256::digest(text.as_bytes()).into(), within: None })
     }
 }
 
@@ -216,6 +240,22 @@ mod tests {
         let keys = ApiKeys::new(["sk-secret"]).unwrap();
         assert_eq!(format!("{keys:?}"), "ApiKeys(1 keys)");
         assert_eq!(keys.find("a sk-secret, b sk-secret-not"), [2..11, 15..24]);
+    }
+
+    #[test]
+    fn of_keys_within_one_another_the_longest_is_found_and_of_those_that_overlap_each() {
+        let keys = ApiKeys::new(["abd", "a", "abc", "ab", "abcde", "cx", "ab"]).unwrap();
+        for (text, found) in [
+            ("ac", vec![0..1]),
+            ("abz", vec![0..2]),
+            ("abcd", vec![0..3]),
+            ("abcdef", vec![0..5]),
+            ("abcx", vec![0..3, 2..4]),
+            ("zz", vec![]),
+            ("é a", vec![3..4]),
+        ] {
+            assert_eq!(keys.find(text), found, "{text}");
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use crate::auth::ApiKeys;
 use crate::kept::ContentRoom;
 use crate::record::{Entry, RESPONSE};
-use crate::redact::{redact, redact_stream};
+use crate::redact::{redact, redact_spelled, redact_stream};
 use atom_telemetry::ServeMetrics;
 use serde_json::Value;
 use std::fmt;
@@ -209,10 +209,19 @@ fn open(path: &Path) -> io::Result<File> {
 fn line(entry: Entry, keys: &ApiKeys) -> String {
     let is_stream = entry.is_stream();
     let mut value = entry.into_json();
-    if let Some(Value::String(answer)) = value.get_mut(RESPONSE).filter(|_| is_stream) {
-        *answer = redact_stream(answer, keys);
+    let stream = match value.get_mut(RESPONSE) {
+        Some(Value::String(answer)) if is_stream => Some(std::mem::take(answer)),
+        _ => None,
+    };
+    let mut any = redact(&mut value, keys);
+    if let Some(answer) = stream {
+        let (answer, in_it) = redact_stream(&answer, keys, any);
+        value[RESPONSE] = answer.into();
+        any |= in_it;
     }
-    redact(&mut value, keys);
+    if any {
+        redact_spelled(&mut value);
+    }
     format!("{value}\n")
 }
 

@@ -57,7 +57,10 @@ pub(crate) struct AccessArgs {
     #[arg(long, value_name = "FILE")]
     request_log: Option<PathBuf>,
 
-    /// Write requests and answers too, but for keys: those of --api-key, and what looks like one.
+    /// Write requests and answers too, but for secrets: keys of this server, words behind Bearer, values of fields named
+    /// like a password, secret, token, API key or Authorization, keys that begin like those of OpenAI (sk-), AWS, Hugging
+    /// Face, GitHub, GitLab, Google, Slack or Stripe, JSON Web Tokens, logins in URLs and PEM blocks. Nothing else is
+    /// recognised.
     #[arg(long, requires = "request_log")]
     request_log_content: bool,
 }

@@ -129,7 +129,7 @@ async fn content_is_written_when_asked_for_and_keys_are_not() {
         assert!(!text.contains(secret), "{secret} in {text}");
     }
     let request = &entries[0]["request"];
-    let redacted = "use [redacted] or Authorization: Bearer [redacted] please";
+    let redacted = "use [redacted] or Authorization: [redacted]";
     assert_eq!(request["messages"][0]["content"], redacted);
     let metadata = json!({"Authorization": "[redacted]", "api_key": "[redacted]", "keep": "this"});
     assert_eq!(request["metadata"], metadata);
