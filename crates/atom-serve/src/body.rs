@@ -25,7 +25,7 @@ use tokio_stream::StreamExt;
 pub(crate) async fn read(server: &Server, request: Request<Body>) -> Result<Bytes, ApiError> {
     let (head, body) = request.into_parts();
     let held = hold(server, &head.headers, body).await?;
-    check_content_type(&head.headers)?;
+    check_content(&head.headers)?;
     Ok(Bytes::from_owner(held))
 }
 
@@ -41,7 +41,7 @@ pub(crate) async fn read_order(server: &Server, request: Request<Body>) -> Resul
     if says_nothing && !is_of_a_page {
         return Ok(());
     }
-    check_content_type(&head.headers)?;
+    check_content(&head.headers)?;
     if held.bytes.is_empty() { Ok(()) } else { Fields::parse(&held.bytes, &NOTHING)?.refuse_all() }
 }
 
@@ -144,14 +144,46 @@ impl Drop for Held {
     }
 }
 
-/// See [`read`].
-pub(crate) fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
-    let found = headers.get(header::CONTENT_TYPE).map(|value| String::from_utf8_lossy(value.as_bytes()));
-    let essence = found.as_deref().unwrap_or_default().split(';').next().unwrap_or_default().trim();
-    if essence.eq_ignore_ascii_case("application/json") {
-        return Ok(());
+/// See [`read`]. What is said twice must fit both times: another parser may have taken the other one.
+fn check_content(headers: &HeaderMap) -> Result<(), ApiError> {
+    let texts = |name: HeaderName| {
+        let values = headers.get_all(name).iter();
+        values.map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned()).collect::<Vec<_>>()
+    };
+    let kinds = texts(header::CONTENT_TYPE);
+    if kinds.is_empty() {
+        return Err(ApiError::ContentType { found: "absent".into() });
     }
-    Err(ApiError::ContentType { found: found.map_or_else(|| "absent".into(), |found| format!("'{found}'")) })
+    for kind in kinds {
+        check_kind(&kind)?;
+    }
+    for (name, plain) in [(header::CONTENT_ENCODING, "identity"), (header::TRANSFER_ENCODING, "chunked")] {
+        let codings = texts(name.clone()).join(",");
+        let mut codings = codings.split(',').map(str::trim).filter(|coding| !coding.is_empty());
+        if let Some(found) = codings.find(|coding| !coding.eq_ignore_ascii_case(plain)) {
+            return Err(ApiError::Encoded { name, found: found.to_owned() });
+        }
+    }
+    Ok(())
+}
+
+/// JSON, in UTF-8 if it says in what: there is no other (RFC 8259, 8.1).
+fn check_kind(kind: &str) -> Result<(), ApiError> {
+    let mut parts = kind.split(';').map(str::trim);
+    if !parts.next().unwrap_or_default().eq_ignore_ascii_case("application/json") {
+        return Err(ApiError::ContentType { found: format!("'{kind}'") });
+    }
+    let values = parts.filter_map(|part| part.split_once('='));
+    let charsets = values.filter(|(name, _)| name.trim().eq_ignore_ascii_case("charset"));
+    let mut charsets = charsets.map(|(_, charset)| charset.trim().trim_matches('"'));
+    match charsets.find(|charset| !is_utf8(charset)) {
+        None => Ok(()),
+        Some(charset) => Err(ApiError::Charset { found: charset.to_owned() }),
+    }
+}
+
+fn is_utf8(charset: &str) -> bool {
+    ["utf-8", "utf8"].iter().any(|name| charset.eq_ignore_ascii_case(name))
 }
 
 /// Headers that every browser sends and nothing else does: pages can neither set nor leave them out.

@@ -6,7 +6,7 @@ use atom_base::{LaneId, MaskFault, SamplingError};
 use atom_engine::{EngineError, Refusal};
 use atom_text::TextError;
 use axum::body::Body;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -53,6 +53,12 @@ pub(crate) enum ApiError {
     /// The client's fault: a browser form, or curl without a header.
     #[error("the content type is {found}; send JSON with 'Content-Type: application/json'")]
     ContentType { found: String },
+    /// The client's fault: JSON has one encoding.
+    #[error("the body's charset is '{found}'; send JSON in UTF-8, with 'charset=utf-8' or none")]
+    Charset { found: String },
+    /// The client's fault: what a small body becomes is not bounded, so nothing is unpacked.
+    #[error("the body's {} is '{found}'; send it as it is, without that header", spelled(name))]
+    Encoded { name: HeaderName, found: String },
     /// The client's fault. `whole`: `size` is all of it; otherwise reading stopped there.
     #[error("the body has {}{size} bytes; at most {max} are taken", if *whole { "" } else { "at least " })]
     BodyTooLarge { size: u64, whole: bool, max: usize },
@@ -85,6 +91,9 @@ pub(crate) enum ApiError {
     /// The client's fault: syntax, numbers that no float can hold, nesting beyond 128.
     #[error("the body is not valid JSON: {reason}")]
     NotJson { reason: String },
+    /// The client's fault: a list of requests, or one that was made into a text twice.
+    #[error("the body is {found}; it must be a JSON object")]
+    NotObject { found: String },
     /// The client's fault: parsers in front of us may have taken the other one.
     #[error("field '{name}' comes twice; send it once")]
     DuplicateField { name: String },
@@ -245,7 +254,7 @@ impl ApiError {
             Self::UriTooLong => invalid(StatusCode::URI_TOO_LONG).code("uri_too_long"),
             Self::HeadSlow { .. } => invalid(StatusCode::REQUEST_TIMEOUT).code("headers_timeout"),
             Self::TwoLengths => invalid(StatusCode::BAD_REQUEST).code("invalid_http"),
-            Self::ContentType { .. } => {
+            Self::ContentType { .. } | Self::Charset { .. } | Self::Encoded { .. } => {
                 invalid(StatusCode::UNSUPPORTED_MEDIA_TYPE).code("unsupported_media_type")
             }
             Self::BodyTooLarge { .. } => invalid(StatusCode::PAYLOAD_TOO_LARGE).code("body_too_large"),
@@ -253,7 +262,7 @@ impl ApiError {
                 invalid(StatusCode::REQUEST_TIMEOUT).code("body_timeout")
             }
             Self::BodyLost { .. } => invalid(StatusCode::BAD_REQUEST),
-            Self::NotUtf8 { .. } | Self::NotJson { .. } => {
+            Self::NotUtf8 { .. } | Self::NotJson { .. } | Self::NotObject { .. } => {
                 invalid(StatusCode::BAD_REQUEST).code("invalid_json")
             }
             Self::DuplicateField { name } => {
@@ -337,11 +346,19 @@ impl IntoResponse for ApiError {
         if class.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        if let Self::Encoded { name: header::CONTENT_ENCODING, .. } = self {
+            headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        }
         if matches!(class.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_S));
         }
         response
     }
+}
+
+/// A header as people write it.
+fn spelled(name: &HeaderName) -> &'static str {
+    if *name == header::TRANSFER_ENCODING { "Transfer-Encoding" } else { "Content-Encoding" }
 }
 
 fn refusal_class(refusal: &Refusal) -> Class {

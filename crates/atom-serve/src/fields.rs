@@ -22,9 +22,12 @@ impl Fields {
     pub(crate) fn parse(body: &[u8], declared: &'static Object) -> Result<Self, ApiError> {
         let text =
             std::str::from_utf8(body).map_err(|error| ApiError::NotUtf8 { offset: error.valid_up_to() })?;
+        if text.trim_ascii().is_empty() {
+            return Err(ApiError::NotObject { found: "empty".into() });
+        }
         match json::parse(text)? {
             Value::Object(map) => Ok(Self { prefix: String::new(), declared, map }),
-            other => Err(ApiError::NotJson { reason: format!("it is {}, not an object", describe(&other)) }),
+            other => Err(ApiError::NotObject { found: describe(&other) }),
         }
     }
 
@@ -368,7 +371,17 @@ mod tests {
     fn what_is_not_a_json_object_is_refused_with_its_place() {
         let message = |body: &[u8]| Fields::parse(body, &OUTER).err().unwrap().to_string();
         assert!(message(b"{\"a\":").contains("line 1"));
-        assert!(message(b"[1]").contains("a list of 1"));
+        for (body, found) in [
+            (&b"[1]"[..], "a list of 1"),
+            (b"\"x\"", "the string \"x\""),
+            (b" 5 ", "5"),
+            (b"null", "null"),
+            (b"true", "true"),
+            (b"", "empty"),
+            (b" \n", "empty"),
+        ] {
+            assert_eq!(message(body), format!("the body is {found}; it must be a JSON object"));
+        }
         assert!(message(b"{\"a\":1e999}").contains("number out of range"));
         assert!(message(b"{\"a\":NaN}").contains("JSON"));
         assert!(message(b"{\"a\":\"\xff\"}").contains("offset 6"));

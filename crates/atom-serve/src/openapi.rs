@@ -309,7 +309,7 @@ const FAILURES: [(u16, &str); 16] = [
     (409, "Another order came before."),
     (413, "The body is too large."),
     (414, ""),
-    (415, "The body must be application/json."),
+    (415, "The body must be application/json, in UTF-8 and without an encoding."),
     (429, "Too many requests wait."),
     (431, ""),
     (500, "A fault of the server."),

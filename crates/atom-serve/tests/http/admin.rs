@@ -115,8 +115,8 @@ async fn a_pause_that_is_overtaken_says_so_at_once() {
 async fn an_order_with_fields_is_refused_and_not_carried_out() {
     let site = Site::start_with(says("ok"), |options| options.admin = true).await;
     let bodies = [
-        ("[]", "invalid_json", "it is a list of 0, not an object"),
-        ("null", "invalid_json", "not an object"),
+        ("[]", "invalid_json", "the body is a list of 0; it must be a JSON object"),
+        ("null", "invalid_json", "the body is null; it must be a JSON object"),
         ("{", "invalid_json", "not valid JSON"),
         (r#"{"seconds": 5}"#, "unknown_field", "unknown field 'seconds'"),
         (r#"{"lane": null}"#, "unknown_field", "unknown field 'lane'"),

@@ -1,6 +1,7 @@
 //! What must be refused: with which status, naming what, and the server goes on.
 
 use crate::client::{Client, JSON, Response};
+use crate::document;
 use crate::fake::{Site, says};
 use atom_base::limits::BODY_BYTES_MAX;
 use serde_json::{Map, Value, json};
@@ -249,11 +250,11 @@ async fn bodies_that_are_no_json_object_are_refused_with_the_place() {
     let mut client = site.client().await;
     let deep = "[".repeat(100_000);
     let bodies: [(&[u8], &str); 8] = [
-        (b"", "EOF"),
+        (b"", "the body is empty"),
         (b"{", "line 1"),
         (b"{\"messages\": [}", "column"),
         (b"[1, 2]", "a list of 2"),
-        (b"\"text\"", "not an object"),
+        (b"\"text\"", "the body is the string"),
         (b"{\"temperature\": 1e999}", "out of range"),
         (b"{\"user\": \"\xc3\x28\"}", "UTF-8"),
         (deep.as_bytes(), "recursion"),
@@ -283,6 +284,71 @@ async fn other_content_types_are_refused_since_a_web_page_could_send_them() {
     for fine in ["Application/JSON", "application/json; charset=utf-8"] {
         client.send("POST", CHAT, &[("content-type", fine)], body.as_bytes()).await;
         assert_eq!(client.response().await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn charsets_encodings_and_bodies_of_another_kind_were_ignored_or_taken_for_no_json() {
+    let site = Site::start_with(says("ok"), |options| options.admin = true).await;
+    let mut client = site.client().await;
+    let document = document::fetch(&mut client).await;
+    let paths = document["paths"].as_object().unwrap().iter();
+    let posts: Vec<_> = paths.filter(|(_, path)| path.get("post").is_some()).map(|(path, _)| path).collect();
+    assert!(posts.len() > 14, "{posts:?}");
+    let json = "application/json";
+    let encoded = "Content-Encoding is 'gzip'";
+    let cases: [(&[(&str, &str)], &[u8], u16, &str); 11] = [
+        (&[("content-type", "application/json; charset=utf-16")], b"{}", 415, "charset is 'utf-16'"),
+        (
+            &[("content-type", "application/json;Charset = \"latin1\"; a=b")],
+            b"{}",
+            415,
+            "charset is 'latin1'",
+        ),
+        (&[JSON, ("content-type", "text/plain")], b"{}", 415, "content type is 'text/plain'"),
+        (&[JSON, ("content-encoding", "gzip")], b"\x1f\x8b", 415, encoded),
+        (&[JSON, ("content-encoding", "identity, GZIP")], b"{}", 415, "'GZIP'"),
+        (&[JSON, ("content-encoding", "identity"), ("content-encoding", "gzip")], b"{}", 415, encoded),
+        (&[JSON], b"[{}, {}]", 400, "the body is a list of 2; it must be a JSON object"),
+        (&[JSON], b"\"{}\"", 400, "the body is the string \\\"{}\\\"; it must"),
+        (&[JSON], b"null", 400, "the body is null; it must"),
+        (&[JSON], b"12", 400, "the body is 12; it must"),
+        (&[JSON], b"{", 400, "the body is not valid JSON"),
+    ];
+    for path in posts {
+        for (headers, body, status, words) in cases {
+            client.send("POST", path, headers, body).await;
+            let response = client.response().await;
+            assert_eq!(response.status, status, "{path} {headers:?}: {}", response.text());
+            assert!(response.text().contains(words), "{path} {headers:?}: {}", response.text());
+            let accepts = headers.iter().any(|(name, _)| *name == "content-encoding").then_some("identity");
+            assert_eq!(response.header("accept-encoding"), accepts, "{path} {headers:?}");
+        }
+        let more = "transfer-encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n";
+        client
+            .write(
+                format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {json}\r\n{more}")
+                    .as_bytes(),
+            )
+            .await;
+        let response = client.response().await;
+        assert_eq!(response.status, 415, "{path}: {}", response.text());
+        assert!(response.text().contains("Transfer-Encoding is 'gzip'"), "{path}: {}", response.text());
+    }
+    let body = with(CHAT, &json!({})).to_string();
+    for charset in ["; charset=utf-8", ";charset=\"UTF-8\"", "; charset=utf8", "; profile=x", ";"] {
+        let kind = format!("{json}{charset}");
+        for encoding in ["identity", "Identity", ""] {
+            client
+                .send(
+                    "POST",
+                    CHAT,
+                    &[("content-type", &kind), ("content-encoding", encoding)],
+                    body.as_bytes(),
+                )
+                .await;
+            assert_eq!(client.response().await.status, 200, "{charset} {encoding}");
+        }
     }
 }
 
