@@ -5,7 +5,7 @@ use crate::mail::Mail;
 use crate::outbox::{Each, EventSink, StepSink};
 use crate::probe::Probe;
 use crate::recent::StepRecord;
-use crate::shared::{GroupShared, HostShared, LaneShared};
+use crate::shared::HostShared;
 use crate::starter::{MakeBackend, Starter};
 use crate::stats::{Health, LaneStats};
 use crate::supervisor::{RankThread, RankThreads, Report, Supervisor};
@@ -224,7 +224,9 @@ impl Host {
         };
         let shared = Arc::clone(&host.shared);
         let deliver = move || {
-            guard(&shared, "the thread that delivers events", || shared.outbox.deliver());
+            guard(&shared, "the thread that delivers events", || {
+                shared.outbox.deliver(|id, lane| shared.leave(lane, Mail::Abort(id)));
+            });
         };
         host.lock_others().push(spawn("deliver", deliver)?);
         for number in 0..config.mask_threads {
@@ -268,13 +270,13 @@ impl Host {
                     true
                 }
                 Letter::Put => {
-                    self.leave(lane, Mail::Submit(request.take().expect("it is put once")));
+                    self.shared.leave(lane, Mail::Submit(request.take().expect("it is put once")));
                     true
                 }
                 Letter::LookOpen => self.shared.outbox.is_open(id),
                 Letter::Withdraw => self.shared.outbox.unroute(id).is_some(),
                 Letter::Void { .. } => {
-                    self.leave(lane, Mail::Abort(id));
+                    self.shared.leave(lane, Mail::Abort(id));
                     true
                 }
                 Letter::Sent => return Ok(()),
@@ -290,7 +292,7 @@ impl Host {
     /// Ends a request that nobody listens to any more.
     pub fn abort(&self, id: RequestId) {
         if let Some(lane) = self.shared.outbox.unroute(id) {
-            self.leave(lane, Mail::Abort(id));
+            self.shared.leave(lane, Mail::Abort(id));
         }
     }
 
@@ -478,24 +480,12 @@ impl Host {
         Ok(placed)
     }
 
-    fn leave(&self, lane: LaneId, mail: Mail) {
-        let (group, lane) = self.lane(usize::from(lane.0));
-        lane.mailbox.put(mail);
-        group.ring();
-    }
-
     fn lock_ranks(&self) -> MutexGuard<'_, Vec<RankThread>> {
         self.ranks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_others(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
         self.others.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lane(&self, lane: usize) -> (&GroupShared, &LaneShared) {
-        let per_group = self.shared.mesh.lanes_per_group();
-        let group = &self.shared.groups[lane / per_group];
-        (group, &group.lanes[lane % per_group])
     }
 
     fn wait_loaded(
@@ -529,7 +519,7 @@ impl Drop for Host {
     /// Whoever drops a host listens to no answer any more; [`Host::shutdown`] lets requests finish.
     fn drop(&mut self) {
         for (id, lane) in self.shared.outbox.unroute_all() {
-            self.lane(usize::from(lane.0)).1.mailbox.put(Mail::Abort(id));
+            self.shared.lane(lane).1.mailbox.put(Mail::Abort(id));
         }
         self.stop();
     }

@@ -130,8 +130,9 @@ impl Outbox {
         also();
     }
 
-    /// The delivering thread's loop; returns after [`close`](Self::close) once nothing waits.
-    pub(crate) fn deliver(&self) {
+    /// The delivering thread's loop; returns after [`close`](Self::close) once nothing waits. `cancel` is told of
+    /// requests whose sinks panicked, before they are forgotten: nobody listens to what they would still compute.
+    pub(crate) fn deliver(&self, cancel: impl Fn(RequestId, LaneId)) {
         self.thread.set(std::thread::current()).expect("one thread delivers");
         let mut batch = self.batch();
         loop {
@@ -139,7 +140,7 @@ impl Outbox {
             let closed = self.closed.load(Ordering::SeqCst);
             for waiting in &self.waiting {
                 std::mem::swap(&mut *lock(waiting), &mut batch);
-                self.hand_over(&mut batch);
+                self.hand_over(&mut batch, &cancel);
             }
             if closed {
                 // Nobody computes any more: what is still open would wait for ever.
@@ -201,34 +202,39 @@ impl Outbox {
     }
 
     /// Gives every request its part of a batch, and leaves the batch empty, with its room.
-    fn hand_over(&self, batch: &mut Batch) {
+    fn hand_over(&self, batch: &mut Batch, cancel: &impl Fn(RequestId, LaneId)) {
         let mut events = batch.drain(..).peekable();
         while let Some(&(request, _)) = events.peek() {
             let mut own =
                 iter::from_fn(|| events.next_if(|(other, _)| *other == request)).map(|(_, event)| event);
-            self.hand_on(request, &mut own);
+            let deaf = self.hand_on(request, &mut own);
             // Of a request that nobody listens to any more.
             own.for_each(drop);
+            if let Some(lane) = deaf {
+                cancel(request, lane);
+                self.unroute(request);
+            }
         }
     }
 
-    fn hand_on(&self, request: RequestId, events: &mut dyn Iterator<Item = Event>) {
+    /// The request's lane if its sink panicked.
+    fn hand_on(&self, request: RequestId, events: &mut dyn Iterator<Item = Event>) -> Option<LaneId> {
         let mut routes = self.lock_routes();
-        let Some(route) = routes.open.get_mut(&request) else { return };
+        let route = routes.open.get_mut(&request)?;
         let mut ended = false;
         // The first event comes with the end of the prompt, whatever it is.
         let begins = !std::mem::replace(&mut route.started, true);
         let seen =
             &mut events.inspect(|event| ended |= matches!(event, Event::Finished(_) | Event::Failed(_)));
         let heard = route.tell(request, seen);
-        ended |= !heard;
         let Placement { lane, prefill_rows } = route.placement;
         if begins {
             routes.load(lane).backlog -= prefill_rows;
         }
-        if ended {
+        if ended && heard {
             routes.remove(request);
         }
+        (!heard).then_some(lane)
     }
 
     fn wake(&self) {
@@ -243,8 +249,7 @@ impl Outbox {
 }
 
 impl Route {
-    /// False if the sink panicked: it is told nothing any more, and what its request still computes goes nowhere.
-    /// Others share the thread.
+    /// False if the sink panicked. Others share the thread.
     fn tell(&mut self, request: RequestId, events: &mut dyn Iterator<Item = Event>) -> bool {
         let heard = catch_unwind(AssertUnwindSafe(|| self.sink.take(events))).is_ok();
         if !heard {

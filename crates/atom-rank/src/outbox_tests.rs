@@ -42,6 +42,11 @@ fn post(outbox: &Outbox, lane: u16, events: &[(u64, Event)]) {
     assert!(batch.is_empty() && batch.capacity() >= ROOM, "{}", batch.capacity());
 }
 
+/// No sink panics.
+fn nobody(id: RequestId, _: LaneId) {
+    unreachable!("{id:?} is cancelled");
+}
+
 fn loads(outbox: &Outbox) -> Vec<LaneLoad> {
     outbox.lock_routes().loads.to_vec()
 }
@@ -55,7 +60,7 @@ fn a_request_takes_what_a_step_has_for_it_at_once_and_in_order() {
     post(&outbox, 0, &[(1, started.clone()), (1, token(10)), (2, started.clone()), (2, token(20))]);
     post(&outbox, 1, &[(3, started.clone()), (3, end.clone())]);
     outbox.close();
-    outbox.deliver();
+    outbox.deliver(nobody);
     assert_eq!(one.takes()[0], [started.clone(), token(10)]);
     assert_eq!(two.takes()[0], [started.clone(), token(20)]);
     // Whoever was open when the engine ended got one end, whoever had ended no other.
@@ -72,7 +77,7 @@ fn a_request_that_nobody_listens_to_takes_nothing_and_the_others_all() {
     post(&outbox, 0, &[(1, token(10)), (1, token(11)), (2, token(20))]);
     assert_eq!(outbox.unroute(RequestId(1)), Some(LaneId(0)));
     outbox.close();
-    outbox.deliver();
+    outbox.deliver(nobody);
     assert_eq!(gone.takes(), Vec::<Vec<Event>>::new());
     assert_eq!(stays.takes()[0], [token(20)]);
 }
@@ -83,7 +88,7 @@ fn steps_that_wait_stand_behind_each_other_and_a_full_lane_waits_for_room() {
     let seen = open(&outbox, 1, 0);
     let steps = 3 * ROOM as u32;
     std::thread::scope(|scope| {
-        scope.spawn(|| outbox.deliver());
+        scope.spawn(|| outbox.deliver(nobody));
         let mut batch = outbox.batch();
         for id in 0..steps {
             batch.push((RequestId(1), token(id)));
@@ -102,7 +107,7 @@ fn nobody_waits_for_room_once_the_outbox_is_closed() {
     let outbox = Outbox::new(1, STEP_EVENTS);
     let full = vec![(1, token(1)); ROOM];
     outbox.close();
-    outbox.deliver();
+    outbox.deliver(nobody);
     post(&outbox, 0, &full);
     post(&outbox, 0, &full);
 }
@@ -127,7 +132,10 @@ fn a_sink_that_panics_takes_nobody_elses_events_along() {
     let other = open(&outbox, 2, 0);
     post(&outbox, 0, &[(1, token(10)), (1, token(11)), (1, token(12)), (2, token(20))]);
     outbox.close();
-    outbox.deliver();
+    let cancelled = Mutex::new(Vec::new());
+    // It is still known then: nobody takes it for gone whom its lane has not been told of.
+    outbox.deliver(|id, lane| lock(&cancelled).push((id, lane, outbox.is_open(id))));
+    assert_eq!(*lock(&cancelled), [(RequestId(1), LaneId(0), true)], "its lane computes for nobody");
     assert_eq!(other.takes()[0], [token(20)]);
     assert!(matches!(other.takes()[1][..], [Event::Failed(_)]), "{:?}", other.takes());
     assert_eq!((outbox.open(), loads(&outbox)), (0, vec![LaneLoad::default()]));

@@ -4,7 +4,7 @@
 use crate::board::Board;
 use crate::collectives::Window;
 use crate::host::HostConfig;
-use crate::mail::Mailbox;
+use crate::mail::{Mail, Mailbox};
 use crate::masks::MaskPool;
 use crate::outbox::Outbox;
 use crate::profile::Profile;
@@ -151,6 +151,20 @@ impl HostShared {
     /// The lanes of this host.
     pub(crate) fn local_lanes(&self) -> impl Iterator<Item = &LaneShared> {
         self.groups.iter().flat_map(|group| &group.lanes).skip(self.local.start).take(self.local.len())
+    }
+
+    /// A lane by its number over the whole mesh, and its group.
+    pub(crate) fn lane(&self, lane: LaneId) -> (&GroupShared, &LaneShared) {
+        let (lane, per_group) = (usize::from(lane.0), self.mesh.lanes_per_group());
+        let group = &self.groups[lane / per_group];
+        (group, &group.lanes[lane % per_group])
+    }
+
+    /// Leaves mail for a lane.
+    pub(crate) fn leave(&self, lane: LaneId, mail: Mail) {
+        let (group, lane) = self.lane(lane);
+        lane.mailbox.put(mail);
+        group.ring();
     }
 
     pub(crate) fn is_ready(&self) -> bool {

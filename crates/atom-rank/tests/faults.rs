@@ -215,3 +215,23 @@ fn a_delivering_thread_that_dies_answers_everybody_and_ends_the_host() {
     assert!(matches!(&late, Err(Refusal::Closed(why)) if why.contains("delivers events")), "{late:?}");
     assert!(host.shutdown().unwrap_err().contains("delivers events"));
 }
+
+#[test]
+fn a_request_whose_sink_panicked_was_computed_to_its_end() {
+    static LOCK: Mutex<()> = Mutex::new(());
+    let held = LOCK.lock().unwrap();
+    let host = start(&Setup::default(), 0, Fault::Hang(&LOCK), 20).unwrap();
+    let before = host.stats()[0].replays;
+    let sink = |event: Event| assert!(!matches!(event, Event::Token(_)), "injected");
+    host.submit(Request { id: RequestId(u64::MAX), ..long_request() }, Box::new(sink)).unwrap();
+    while host.open_requests() > 0 {
+        std::thread::yield_now();
+    }
+    // Its lane was told of it before it was forgotten, and is still held.
+    drop(held);
+    assert_eq!(ask(&host, request(&[9, 9, 9], 1, SamplingParams::greedy())).tokens.len(), 1);
+    rest(&host);
+    let (replays, counters) = (host.stats()[0].replays - before, host.stats()[0].counters);
+    assert!(replays < 100, "{replays} steps for a request of 400 tokens that nobody listens to");
+    assert_eq!((counters.running, counters.waiting), (0, 0), "{counters:?}");
+}
