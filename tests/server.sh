@@ -1,11 +1,15 @@
 # Sourced by what drives a real server of a release build: tests/clients/run, tests/ui/run, scripts/clients.
-# Needs `cargo build --release --bin atom`, or ATOM_BIN. Sets $target and $atom.
+# Needs `cargo build --release --bin atom`, or ATOM_BIN. Sets $target, $atom and $scratch, which is gone at the end, and a temporary folder
+# in it.
 target=$(cargo metadata --format-version 1 --no-deps | python3 -c 'import json,sys; print(json.load(sys.stdin)["target_directory"])')
 atom=${ATOM_BIN:-$target/release/atom}
 [ -x "$atom" ] || { echo "no $atom: cargo build --release --bin atom, or set ATOM_BIN"; exit 1; }
 
 server=""
 scratch=$(mktemp -d)
+# What is run leaves files behind in the temporary folder; this one goes with the rest.
+export TMPDIR=$scratch/t
+mkdir "$TMPDIR"
 stop() { if [ -n "$server" ]; then kill -TERM "$server" 2>/dev/null || true; wait "$server" || true; server=""; fi; }
 trap 'stop; rm -rf "$scratch"' EXIT
 
