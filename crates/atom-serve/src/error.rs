@@ -50,6 +50,9 @@ pub(crate) enum ApiError {
     /// The client's fault, or an attack on a proxy in front of us that takes the other of the two.
     #[error("the request has both Content-Length and Transfer-Encoding; send one of them")]
     TwoLengths,
+    /// The client's fault, or an attack on a proxy in front of us that looks at the other of them (RFC 9112, 3.2).
+    #[error("the request has {count} Host headers; send one of them")]
+    Hosts { count: usize },
     /// The client's fault: a browser form, or curl without a header.
     #[error("the content type is {found}; send JSON with 'Content-Type: application/json'")]
     ContentType { found: String },
@@ -201,7 +204,7 @@ impl Words {
         // Agents of the Anthropic API look for these words to know that they have to shorten a conversation.
         let too_long =
             |tokens: usize, max: usize| format!("prompt is too long: {tokens} tokens > {max} maximum");
-        Self(match *error {
+        Self(bounded(match *error {
             ApiError::PromptTooLong { tokens_min, context, .. } => {
                 format!("{} (at the least: {error})", too_long(tokens_min, context))
             }
@@ -210,7 +213,7 @@ impl Words {
                 format!("{} ({error})", too_long(needed, cache))
             }
             _ => error.to_string(),
-        })
+        }))
     }
 }
 
@@ -231,7 +234,8 @@ impl ApiError {
     /// The error's JSON body: `{"error": {..}}`.
     pub(crate) fn body(&self) -> Value {
         let Class { kind, code, param, .. } = self.class();
-        json!({"error": {"message": self.to_string(), "type": kind, "param": param, "code": code}})
+        let message = bounded(self.to_string());
+        json!({"error": {"message": message, "type": kind, "param": param.map(bounded), "code": code}})
     }
 
     /// The status of its response.
@@ -253,7 +257,7 @@ impl ApiError {
             }
             Self::UriTooLong => invalid(StatusCode::URI_TOO_LONG).code("uri_too_long"),
             Self::HeadSlow { .. } => invalid(StatusCode::REQUEST_TIMEOUT).code("headers_timeout"),
-            Self::TwoLengths => invalid(StatusCode::BAD_REQUEST).code("invalid_http"),
+            Self::TwoLengths | Self::Hosts { .. } => invalid(StatusCode::BAD_REQUEST).code("invalid_http"),
             Self::ContentType { .. } | Self::Charset { .. } | Self::Encoded { .. } => {
                 invalid(StatusCode::UNSUPPORTED_MEDIA_TYPE).code("unsupported_media_type")
             }
@@ -356,6 +360,14 @@ impl IntoResponse for ApiError {
     }
 }
 
+/// An error is no place for a client's megabytes: names of fields, models and tools are in it.
+fn bounded(text: String) -> String {
+    match text.char_indices().nth(MESSAGE_CHARS_MAX) {
+        Some((end, _)) => format!("{}.. ({} bytes)", &text[..end], text.len()),
+        None => text,
+    }
+}
+
 /// A header as people write it.
 fn spelled(name: &HeaderName) -> &'static str {
     if *name == header::TRANSFER_ENCODING { "Transfer-Encoding" } else { "Content-Encoding" }
@@ -412,6 +424,9 @@ impl Class {
 
 /// Characters of a type that an error repeats: no type is longer.
 const KIND_CHARS_MAX: usize = 64;
+
+/// The longest that we say by ourselves, the list of all paths, is half of it.
+const MESSAGE_CHARS_MAX: usize = 1000;
 
 /// A queue of short requests moves within a second; clients back off on their own after that.
 const RETRY_AFTER_S: &str = "1";

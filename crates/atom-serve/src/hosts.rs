@@ -69,9 +69,15 @@ impl AllowedHosts {
     fn admit(&self, authority: &str) -> bool {
         let authority = authority.trim();
         if let Some(rest) = authority.strip_prefix('[') {
-            return rest.split_once(']').is_some_and(|(v6, _)| v6.parse::<Ipv6Addr>().is_ok());
+            return rest
+                .split_once(']')
+                .is_some_and(|(v6, port)| v6.parse::<Ipv6Addr>().is_ok() && is_port(port));
         }
-        let name = plain(authority.split(':').next().unwrap_or_default());
+        let (name, port) = authority.split_at(authority.find(':').unwrap_or(authority.len()));
+        if !is_port(port) {
+            return false;
+        }
+        let name = plain(name);
         name.parse::<IpAddr>().is_ok()
             || name == LOCALHOST
             || name.strip_suffix(LOCALHOST).is_some_and(|rest| rest.ends_with('.'))
@@ -101,6 +107,12 @@ impl AllowedHosts {
 fn is_name(name: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
     !plain(name).is_empty() && name.bytes().all(fits)
+}
+
+/// Nothing, or `:PORT`.
+fn is_port(text: &str) -> bool {
+    let digits = text.strip_prefix(':');
+    text.is_empty() || digits.is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 fn plain(name: &str) -> String {
@@ -163,6 +175,10 @@ mod tests {
             "[evil]:80",
             "[::1",
             "user@localhost",
+            "localhost:80@evil.example",
+            "localhost:80.evil.example",
+            "[::1].evil.example",
+            "[::1]:x",
             "docker.internal",
         ] {
             assert!(!hosts.admit(stranger), "{stranger}");

@@ -237,6 +237,10 @@ fn refuse_head(request: &Request<Body>) -> Result<(), ApiError> {
     if request.extensions().get::<TwoLengths>().is_some() {
         return Err(ApiError::TwoLengths);
     }
+    let count = request.headers().get_all(header::HOST).iter().count();
+    if count > 1 {
+        return Err(ApiError::Hosts { count });
+    }
     Ok(())
 }
 

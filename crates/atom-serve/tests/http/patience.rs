@@ -41,6 +41,28 @@ async fn a_head_that_does_not_end_is_a_408_and_a_connection_that_idles_closes() 
     }
     assert_eq!(client.response().await.status, 408);
 
+    // Nor a head that was fine before it, or came with it.
+    for before in ["", "GET /health HTTP/1.1\r\n\r\n"] {
+        let mut client = site.client().await;
+        assert_eq!(client.get("/health").await.status, 200);
+        client.write(format!("{before}GET /hea").as_bytes()).await;
+        for _ in before.lines().take(1) {
+            assert_eq!(client.response().await.status, 200);
+        }
+        assert_eq!(client.response().await.status, 408, "after {before:?}");
+        assert!(client.is_closed().await);
+    }
+
+    // Nobody waits for the body of what is refused.
+    for (method, path, status) in
+        [("POST", "/nothing", 404), ("POST", "/health", 405), ("GET", "/health", 200)]
+    {
+        let mut client = site.client().await;
+        client.write(format!("{method} {path} HTTP/1.1\r\ncontent-length: 9\r\n\r\n").as_bytes()).await;
+        assert_eq!(client.response().await.status, status, "{path}");
+        assert!(client.is_closed().await);
+    }
+
     let mut fresh = site.client().await;
     let mut used = site.client().await;
     assert_eq!(used.get("/health").await.status, 200);

@@ -5,9 +5,11 @@ use crate::client::{Client, JSON, Response};
 use crate::fake::{Play, Site, answer, bytes, says};
 use atom_base::limits::{HEAD_BYTES_MAX, HEADERS_MAX, URI_BYTES_MAX};
 use atom_engine::Request;
+use atom_serve::ApiKeys;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -301,6 +303,74 @@ async fn thousands_of_idle_connections_take_nothing_from_those_that_ask() {
     // All of them were there, and are.
     for idle in &mut idle {
         assert_eq!(idle.get("/health").await.status, 200, "the idle ones are served when they ask");
+    }
+}
+
+#[tokio::test]
+async fn queries_of_any_kind_and_paths_out_of_the_pages_folder_find_nothing() {
+    let keys = Arc::new(ApiKeys::new(["key"]).unwrap());
+    let site = Site::start_with(says("ok"), |options| options.api_keys = keys).await;
+    let mut client = site.client().await;
+    let query = "a=b&".repeat((URI_BYTES_MAX - 100) / 4);
+    client.send("GET", &format!("/health?{query}%00%zz&=&&"), &[], b"").await;
+    assert_eq!(client.response().await.status, 200);
+    for path in [
+        "/ui/../../Cargo.toml",
+        "/ui/%2e%2e/%2e%2e/Cargo.toml",
+        "/ui/..%2fserver.rs",
+        "/ui//atom.js",
+        "/UI/atom.js",
+        "/ui/atom.js/",
+        "/ui/atom.js%00",
+        "//etc/passwd",
+        "/health/../v1/models",
+        "/health/../metrics",
+        "/%68ealth",
+    ] {
+        for (headers, status) in [(&[][..], 401), (&[("x-api-key", "key")], 404)] {
+            client.send("GET", path, headers, b"").await;
+            assert_eq!(client.response().await.status, status, "{path}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_error_was_as_long_as_what_the_client_had_sent() {
+    let site = Site::start(says("ok")).await;
+    let long = "é".repeat(1 << 20);
+    let hello = json!([{"role": "user", "content": "x"}]);
+    for path in [CHAT, "/v1/messages", "/v1/responses"] {
+        for body in [
+            json!({"messages": hello, "input": "x", "model": long}),
+            json!({"messages": hello, "input": "x", long.as_str(): 1}),
+            json!({"messages": hello, "input": "x", "tools": [{"type": long}]}),
+            json!({"messages": hello, "input": "x", "tool_choice": long}),
+            json!({"messages": [{"role": long, "content": "x"}], "input": [{"role": long}]}),
+        ] {
+            let response = site.post(path, &body).await;
+            assert!(response.status >= 400, "{path}");
+            let size = response.body.len();
+            assert!(
+                size < 5000,
+                "{path}: {size} bytes, {:?}",
+                response.text().chars().take(200).collect::<String>()
+            );
+        }
+    }
+    still_serves(&site, "long names").await;
+}
+
+#[tokio::test]
+async fn a_request_for_two_hosts_was_served() {
+    let site = Site::start(says("ok")).await;
+    for hosts in
+        ["host: localhost\r\nhost: localhost\r\n", "Host: a.example\r\nhost: localhost\r\nhost: b\r\n"]
+    {
+        let mut client = site.client().await;
+        client.write(format!("GET /health HTTP/1.1\r\n{hosts}\r\n").as_bytes()).await;
+        let response = client.response().await;
+        assert_eq!((response.status, &response.error()["code"]), (400, &json!("invalid_http")), "{hosts}");
+        assert!(response.text().contains("Host headers"), "{}", response.text());
     }
 }
 
