@@ -173,7 +173,7 @@ fn named(text: &str) -> Vec<Range<usize>> {
     let bytes = text.as_bytes();
     let (mut found, mut at) = (Vec::new(), 0);
     while let Some(next) = bytes[at..].iter().position(|byte| matches!(byte, b':' | b'=')) {
-        let value = Named::at(bytes, at, at + next).and_then(|named| named.value(text));
+        let value = Named::at(bytes, at, at + next).and_then(|named| named.value(bytes));
         at = value.as_ref().map_or(at + next + 1, |value| value.end);
         found.extend(value);
     }
@@ -218,25 +218,28 @@ impl Named {
         Some(Self { is_quoted, is_header, behind: mark + length })
     }
 
-    fn value(&self, text: &str) -> Option<Range<usize>> {
-        let bytes = text.as_bytes();
+    fn value(&self, bytes: &[u8]) -> Option<Range<usize>> {
         // JSON may break the line behind a name.
         let blank = |byte| matches!(byte, b' ' | b'\t') || self.is_quoted && matches!(byte, b'\r' | b'\n');
-        let mut start = self.behind + count(&bytes[self.behind..], blank);
+        let start = self.behind + count(&bytes[self.behind..], blank);
         let backslashes = count(&bytes[start..], |byte| byte == b'\\');
-        let end = match bytes[start + backslashes..] {
-            [quote @ (b'"' | b'\''), ..] => {
-                start += backslashes + 1;
-                start + self.end_of_text(&bytes[start..], quote, backslashes)
-            }
-            [b'{' | b'[', ..] if self.is_quoted && !text[start..].starts_with(REDACTED) => {
-                start + end_of_nest(&bytes[start..])
-            }
-            _ => start + self.end_of_bare(&bytes[start..]),
+        let (start, quote) = match bytes[start + backslashes..] {
+            [quote @ (b'"' | b'\''), ..] => (start + backslashes + 1, Some(quote)),
+            _ => (start, None),
         };
-        let value = &bytes[start..end];
+        let rest = &bytes[start..];
+        // Before its end is looked for: there may be as many of these as there is room for.
+        if rest.starts_with(REDACTED.as_bytes()) {
+            return None;
+        }
+        let length = match (quote, rest) {
+            (Some(quote), _) => self.end_of_text(rest, quote, backslashes),
+            (None, [b'{' | b'[', ..]) if self.is_quoted => end_of_nest(rest),
+            (None, _) => self.end_of_bare(rest),
+        };
+        let value = &rest[..length];
         let says_nothing = value.is_empty() || NO_SECRETS.contains(&value);
-        (!says_nothing && !text[start..].starts_with(REDACTED)).then_some(start..end)
+        (!says_nothing).then_some(start..start + length)
     }
 
     /// How long a text is until the quote that ends it, which has as many texts around it as the one that began it,
