@@ -48,8 +48,17 @@ enum Header {
     SLOT_LOADS = 5,
     TABLE_ENTRIES = 6,
     SEQUENCE = 7,    // number of the step, 31 bits
-    PATIENCE_MS = 8, // how long a kernel waits for the host at the most
+    PATIENCE_MS = 8, // how long a kernel waits for the host or for another rank at the most
+    // Numbers of the first collectives of the step among the ranks of the lane, and among the lanes of the group.
+    LANE_ROUND = 9,
+    GROUP_ROUND = 10,
 };
+
+__device__ __forceinline__ u64 now_ns() {
+    u64 t;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+    return t;
+}
 
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll

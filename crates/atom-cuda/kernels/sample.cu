@@ -64,12 +64,6 @@ __device__ __forceinline__ u32 group_peaks(const float (&x)[GROUPS_OF_BLOCK][4],
 /// Stands beside a step's number where the host has no mask for a row.
 constexpr u32 NO_MASK = 0x80000000u;
 
-__device__ __forceinline__ u64 now_ns() {
-    u64 t;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
-    return t;
-}
-
 /// Waits for the row's mask and makes every token of the split that it forbids impossible. What is no number stays so: then
 /// no token is chosen, as without a mask. Where the host has none, or says nothing for eight times as long as a step may
 /// take, the row has no number and chooses nothing.

@@ -32,7 +32,7 @@ macro_rules! headers {
 
 headers! {
     "attend_split_bf16.cuh" "attend_split_e4m3.cuh" "attend_tiles_e4m3.cuh" "dependent.cuh" "e4m3.cuh"
-    "experts_choices.cuh" "hopper.cuh" "hopper_attend.cuh" "hopper_fp8.cuh" "route.cuh" "rows.cuh" "sample.cuh"
+    "exchange.cuh" "experts_choices.cuh" "hopper.cuh" "hopper_attend.cuh" "hopper_fp8.cuh" "route.cuh" "rows.cuh" "sample.cuh"
     "sample_search.cuh" "stream.cuh"
 }
 
@@ -110,6 +110,7 @@ sources! {
         &["SCALE_BLOCKS=1", "CLUSTER=1"],
         &["SCALE_BLOCKS=1", "CLUSTER=2"],
     ];
+    "exchange" &[&[]];
     "sample" &[&[]];
     "sample_finish" &[&[]];
     "sample_load" &[&[]];
@@ -128,7 +129,8 @@ impl Source {
     }
 }
 
-/// Programs on a GPU.
+/// Programs on a GPU. Clones share what is loaded; each is for one thread.
+#[derive(Clone)]
 pub struct Kernels {
     device: Device,
     modules: HashMap<Program, Module>,

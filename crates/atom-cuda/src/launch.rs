@@ -4,6 +4,7 @@
 
 pub mod attend;
 pub mod attend_few;
+pub mod exchange;
 pub mod experts;
 pub mod linear_fp8;
 pub mod linear_gated;

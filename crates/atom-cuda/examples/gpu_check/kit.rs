@@ -23,7 +23,7 @@ impl Kit {
     /// Opens the first GPU and compiles all kernels for it.
     pub(crate) fn open(search: &Search, seed: u64) -> Result<Self, CudaError> {
         let driver = Arc::new(Driver::load(search)?);
-        let device = Device::open(&driver, 0)?;
+        let device = Device::open(&driver, 0, 1)?;
         let nvrtc = Nvrtc::load(search)?;
         let compiler = Compiler::new(&nvrtc, &device.arch(), None)?;
         let programs: Vec<_> = SOURCES.iter().flat_map(Source::programs).collect();

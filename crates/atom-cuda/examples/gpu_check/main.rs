@@ -6,6 +6,7 @@
 mod attend;
 mod attend_few;
 mod blas;
+mod exchange;
 mod experts;
 mod experts_bench;
 mod experts_fp8;
@@ -45,6 +46,7 @@ const FAMILIES: &[(&str, Checks)] = &[
     ("experts", experts::checks),
     ("experts_fp8", experts_fp8::checks),
     ("sample", sample::checks),
+    ("exchange", exchange::checks),
 ];
 
 const BENCHES: &[(&str, Checks)] =
