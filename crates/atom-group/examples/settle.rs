@@ -23,11 +23,22 @@ fn main() -> Result<(), LatticeError> {
         println!("{lanes:>6} {default:>19.0} ns {every:>19.0} ns");
     }
     println!();
-    println!("{:>6} {:>22} {:>22}", "lanes", "CPU of a lane's step", "wall of a step");
-    for lanes in [1, 2, 4, 8] {
-        let (cpu, wall) = exchange_us(&lattice, lanes);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    println!("{cores} cores; a lane that waits sleeps at once, or looks {SPINS} times before");
+    println!(
+        "{:>6} {:>22} {:>22} {:>22}",
+        "lanes", "CPU of a lane's step", "wall of a step", "wall, looking first"
+    );
+    for lanes in [1, 2, 4, 8, 16] {
+        let (cpu, wall) = exchange_us(&lattice, lanes, 0);
+        // Lanes that look while others have no core only stand in their way.
+        let looking = if lanes <= cores {
+            format!("{:.2} µs", exchange_us(&lattice, lanes, SPINS).1)
+        } else {
+            "more lanes than cores".to_owned()
+        };
         let cpu = cpu.map_or("not known here".to_owned(), |us| format!("{us:.2} µs"));
-        println!("{lanes:>6} {cpu:>22} {wall:>19.2} µs");
+        println!("{lanes:>6} {cpu:>22} {wall:>19.2} µs {looking:>22}");
     }
     Ok(())
 }
@@ -78,8 +89,8 @@ fn settle_ns(lattice: &Arc<Lattice>, lanes: usize, policy: Policy) -> f64 {
 }
 
 /// Mean µs of CPU time and of wall time that a lane's exchange and settle take.
-fn exchange_us(lattice: &Arc<Lattice>, lanes: usize) -> (Option<f64>, f64) {
-    let exchange = Exchange::new(lanes, 0);
+fn exchange_us(lattice: &Arc<Lattice>, lanes: usize, spins: u32) -> (Option<f64>, f64) {
+    let exchange = Exchange::new(lanes, spins);
     let state = GroupState::new(Arc::clone(lattice), lanes, true);
     let run = |lane: usize| {
         let (mut state, mut facts) = (state.clone(), vec![Facts::default(); lanes]);
@@ -111,6 +122,8 @@ fn cpu_ns() -> Option<u64> {
 }
 
 const SIGNATURE: u64 = 7;
+/// As `atom` has them for ranks that have a core each.
+const SPINS: u32 = 2000;
 /// Lanes times steps that a size is timed for.
 const SETTLED_LANES: usize = 2_000_000;
 /// Recordings, and whatever else is slow at first.

@@ -2,6 +2,7 @@
 //! this process: scheduler, lane loop, backend. Requests are random token ids, and what is measured is when their tokens
 //! come, on this process's clock.
 
+mod beside;
 mod experts;
 mod meter;
 mod operators;
@@ -17,6 +18,7 @@ use crate::output::say;
 use anyhow::{Context, Result, ensure};
 use atom_base::LaneId;
 use atom_rank::StepRecord;
+use beside::Beside;
 use clap::{ArgMatches, Args};
 use experts::{ExpertsRead, Mixture};
 use meter::{Meter, Wave};
@@ -37,6 +39,7 @@ use std::time::{Duration, Instant};
 ///   next token   from step to step while a batch decodes, when all prompts are computed (--decode)
 ///   prefill      prompt tokens each second, from the first submission to the last token (--prefill)
 ///   load         tokens of answers each second, prompts included (--load)
+///   beside       from token to token of streams in one lane while another one prefills (--beside)
 ///
 /// Of a mixture it also says how many different experts the rows of a step choose, of each layer, and how
 /// many that would be if every row chose evenly; a figure that is more than 5% away does not count. They
@@ -56,6 +59,10 @@ pub(crate) struct StepBenchFlags {
     #[arg(long, value_name = "TOKENS,..", value_delimiter = ',', default_value = "128,1024")]
     first: Vec<usize>,
 
+    /// Lanes that get such a prompt at the same time; the last of their tokens counts. Others are idle.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    first_lanes: usize,
+
     /// Requests that decode together.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,32,128,256")]
     decode: Vec<usize>,
@@ -71,6 +78,12 @@ pub(crate) struct StepBenchFlags {
     /// Requests that run to their end: REQUESTSxPROMPT+ANSWER.
     #[arg(long, value_name = "LOAD,..", value_delimiter = ',', default_value = "256x1024+256")]
     load: Vec<Load>,
+
+    /// Requests that decode in lane 1, at --context, while lane 0 computes prompts: STREAMS+REQUESTSxTOKENS, such as
+    /// 32+20x8192. Says how long the streams wait for their tokens meanwhile, and how fast the prompts are, and alone. For
+    /// layouts of several lanes. [default: none]
+    #[arg(long, value_name = "LOAD,..", value_delimiter = ',')]
+    beside: Vec<Beside>,
 
     /// Measure only these.
     #[arg(long, value_enum, value_name = "KIND,..", value_delimiter = ',')]
@@ -122,7 +135,8 @@ pub(crate) fn run(mut flags: StepBenchFlags, given: &ArgMatches) -> Result<()> {
     ensure!(flags.engine.nodes == 1, "bench step measures the ranks of one process; leave out --nodes");
     if given.value_source("max_num_seqs") != Some(clap::parser::ValueSource::CommandLine) {
         let all = scenarios.iter().chain(&apart);
-        let most = all.map(|scenario| scenario.requests(1).requests).max().unwrap_or(1);
+        let most = all.map(|scenario| scenario.requests(1).requests);
+        let most = most.chain(flags.beside.iter().map(Beside::requests_of_a_lane)).max().unwrap_or(1);
         flags.engine.max_num_seqs = flags.engine.max_num_seqs.max(u32::try_from(most)?);
     }
     let workshop = (!apart.is_empty()).then(Arc::<Workshop>::default);
@@ -132,16 +146,31 @@ pub(crate) fn run(mut flags: StepBenchFlags, given: &ArgMatches) -> Result<()> {
     for scenario in scenarios.iter().chain(&apart) {
         scenario.check(ranks.host.limits(), ranks.layout.page_size, rows_max)?;
     }
+    let lanes = ranks.host.limits().lanes;
+    ensure!(
+        (1..=lanes).contains(&flags.first_lanes),
+        "--first-lanes {}: there are {lanes} lanes",
+        flags.first_lanes
+    );
     let meter = Meter::new(&ranks.host, flags.engine.seed.unwrap_or(0));
     let mut bench = Bench { meter, mixture: Mixture::of(ranks.checkpoint.config()), rows_max };
     // What is done for the first time on the way, like code that a library brings in, is done now.
     bench.warm(&scenarios)?;
+    for beside in &flags.beside {
+        bench.finished(Load { requests: 1, ..beside.prompts() })?;
+    }
     let before = steps(&ranks);
     let mut figures = Vec::with_capacity(scenarios.len());
     for scenario in &scenarios {
         let figure = flags.figure(&mut bench, scenario).with_context(|| scenario.name())?;
         tracing::info!("{}: {:.3}", figure.name, figure.median);
         figures.push(figure);
+    }
+    for beside in &flags.beside {
+        let made =
+            bench.beside(beside, flags.context, ranks.layout.page_size).with_context(|| beside.name())?;
+        made.iter().for_each(|figure| tracing::info!("{}: {:.3}", figure.name, figure.median));
+        figures.extend(made);
     }
     let steps = steps(&ranks).since(&before);
     let apart = apart.iter().map(|scenario| {
@@ -220,7 +249,9 @@ impl StepBenchFlags {
         let load = scenario.requests(bench.rows_max);
         let (unit, seen) = match *scenario {
             Scenario::First { prompt } => {
-                let seen = (0..self.first_repeats).map(|_| bench.first_ms(prompt)).collect::<Result<_>>()?;
+                let seen = (0..self.first_repeats)
+                    .map(|_| bench.first_ms(prompt, self.first_lanes))
+                    .collect::<Result<_>>()?;
                 (Unit::Milliseconds, seen)
             }
             Scenario::Decode { steps, .. } => {
@@ -247,9 +278,9 @@ impl StepBenchFlags {
 }
 
 impl Bench<'_> {
-    /// Milliseconds to the first token of a prompt that is alone.
-    fn first_ms(&mut self, prompt: usize) -> Result<f64> {
-        let mut wave = self.meter.alone(prompt)?;
+    /// Milliseconds until each of so many lanes has the first token of a prompt, with which it is alone.
+    fn first_ms(&mut self, prompt: usize, lanes: usize) -> Result<f64> {
+        let mut wave = self.meter.alone(prompt, lanes)?;
         wave.hear_all()?;
         self.meter.settle()?;
         Ok(wave.whole().as_secs_f64() * 1e3)
@@ -260,7 +291,7 @@ impl Bench<'_> {
     fn decode(&mut self, load: Load, steps: usize) -> Result<(Vec<StepRecord>, Option<ExpertsRead>)> {
         let host = self.meter.host();
         ensure!(host.start_profile(), "somebody else records a profile");
-        let mut wave = self.meter.together(load)?;
+        let mut wave = self.meter.together(load, None)?;
         wave.hear(|tracks| tracks.iter().all(|track| !track.times.is_empty()))?;
         let mut until = wave.tracks[0].times.len() + steps + STEPS_DROPPED + STEPS_LATE;
         wave.hear(|tracks| tracks[0].times.len() >= until || tracks[0].has_ended)?;
@@ -298,7 +329,7 @@ impl Bench<'_> {
         let load = scenario.requests(self.rows_max);
         let experts_read = self.mixture.map_or(0.0, |mixture| mixture.expected(load.requests as u32));
         workshop.ask(load.requests, experts_read);
-        let mut wave = self.meter.together(load)?;
+        let mut wave = self.meter.together(load, None)?;
         wave.hear(|tracks| tracks.iter().all(|track| !track.times.is_empty()))?;
         let start = Instant::now();
         let times = loop {
@@ -314,7 +345,7 @@ impl Bench<'_> {
 
     /// A wave that ran to its end.
     fn finished(&mut self, load: Load) -> Result<Wave> {
-        let mut wave = self.meter.together(load)?;
+        let mut wave = self.meter.together(load, None)?;
         wave.hear_all()?;
         self.meter.settle()?;
         Ok(wave)

@@ -68,6 +68,30 @@ fn every_figure_is_in_the_table_and_in_the_file() {
 
 /// Rows of one prompt grew alike from layer to layer, by what attention averages: after some layers half of the experts
 /// were left, and a mixture with dummy weights was faster than any real one.
+/// One lane streams while the other one prefills; and a prompt on each lane at once.
+#[test]
+fn streams_beside_prompts_are_measured_in_a_group_of_two_lanes() {
+    let folder = shape("step-bench-beside");
+    let file = folder.join("out.json");
+    let group = ["-tp", "2", "--enable-dp-attention", "--enable-expert-parallel"];
+    let flags =
+        ["--only", "first", "--first", "5", "--first-repeats", "2", "--first-lanes", "2", "--context", "20"];
+    let more = ["--beside", "2+3x300", "--json", file.to_str().unwrap()];
+    let output = bench(&folder, &[&group[..], &flags, &more].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let figures = json["figures"].as_array().unwrap();
+    let names: Vec<&str> = figures.iter().map(|figure| figure["name"].as_str().unwrap()).collect();
+    let beside = |what| format!("2 streams beside 3 x 300: {what}");
+    let expected = ["p99", "next token", "prefill", "alone"].map(beside);
+    assert_eq!(names, [&["first token, 5 tokens".to_owned()][..], &expected].concat());
+    let median = |at: usize| figures[at]["median"].as_f64().unwrap();
+    assert!((0..5).all(|at| median(at) > 0.0) && median(1) >= median(2), "{json:#}");
+    let refused = bench(&folder, &["--only", "first", "--beside", "2+3x300"]);
+    let text = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success() && text.contains("--enable-dp-attention"), "{text}");
+}
+
 #[test]
 fn rows_of_a_prompt_of_dummy_weights_choose_evenly() {
     let folder = shape("step-bench-even");

@@ -3,7 +3,7 @@
 use super::scenarios::Load;
 use anyhow::{Context, Result, bail, ensure};
 use atom_base::rng::philox;
-use atom_base::{RequestId, SamplingParams, StopParams, TokenId};
+use atom_base::{LaneId, RequestId, SamplingParams, StopParams, TokenId};
 use atom_engine::{Event, Request};
 use atom_rank::{Host, StepSink};
 use std::sync::{Arc, mpsc};
@@ -61,9 +61,10 @@ impl<'a> Meter<'a> {
         self.host
     }
 
-    /// Submits requests while the ranks rest, so that their first step finds all of them, and wakes the ranks.
-    pub(super) fn together(&mut self, load: Load) -> Result<Wave> {
-        let requests: Vec<Request> = (0..load.requests).map(|_| self.request(load)).collect();
+    /// Submits requests while the ranks rest, so that their first step finds all of them, and wakes the ranks. To one lane, or
+    /// dealt to all.
+    pub(super) fn together(&mut self, load: Load, lane: Option<LaneId>) -> Result<Wave> {
+        let requests = self.requests(load, lane);
         self.host.pause();
         while !self.host.is_at_rest() {
             self.look()?;
@@ -73,10 +74,17 @@ impl<'a> Meter<'a> {
         wave
     }
 
-    /// Submits one request to ranks that sleep, as most requests of a quiet server find them.
-    pub(super) fn alone(&mut self, prompt: usize) -> Result<Wave> {
-        let request = self.request(Load { requests: 1, prompt, answer: 1 });
-        self.submit(vec![request])
+    /// Submits a request to each of so many lanes, which sleep, as most requests of a quiet server find them.
+    pub(super) fn alone(&mut self, prompt: usize, lanes: usize) -> Result<Wave> {
+        let load = Load { requests: 1, prompt, answer: 1 };
+        let requests = (0..lanes).map(|lane| self.request(load, Some(LaneId(lane as u16)))).collect();
+        self.submit(requests)
+    }
+
+    /// Submits requests to a lane whatever the ranks do.
+    pub(super) fn beside(&mut self, load: Load, lane: LaneId) -> Result<Wave> {
+        let requests = self.requests(load, Some(lane));
+        self.submit(requests)
     }
 
     /// Waits until nothing runs, so that the next wave is alone.
@@ -118,8 +126,12 @@ impl<'a> Meter<'a> {
         Ok(Wave { ids, start, tracks, said })
     }
 
+    fn requests(&mut self, load: Load, lane: Option<LaneId>) -> Vec<Request> {
+        (0..load.requests).map(|_| self.request(load, lane)).collect()
+    }
+
     /// A request of random tokens that goes on past any end token.
-    fn request(&mut self, load: Load) -> Request {
+    fn request(&mut self, load: Load, lane: Option<LaneId>) -> Request {
         let number = self.requests;
         self.requests += 1;
         let vocabulary = self.host.limits().vocab_size as u32;
@@ -133,7 +145,7 @@ impl<'a> Meter<'a> {
                 stop_token_ids: Box::default(),
                 ignore_eos: true,
             },
-            lane: None,
+            lane,
             session: None,
             grammar: None,
         }
