@@ -120,26 +120,32 @@ def real_weights():
     """SmolLM2 on the GPU and on the CPU, beside what transformers computed in f32: log-probabilities of known texts, and
     greedy tokens, which may part where the two likeliest are closer than the margin.
     """
-    prompts, by_device = json.loads(golden.read_text())["prompts"], {}
-    for device in ("cuda", "cpu"):
-        memory = ["--gpu-memory-utilization", "0.1"] if device == "cuda" else ["--kv-cache-memory", "512MiB"]
-        server = start(["--model", smollm2, "--device", device, *memory])
-        by_device[device] = [(ask(known["ids"] + known["greedy"], echo=True, max_tokens=1),
-                              ask(known["ids"], max_tokens=len(known["greedy"]))) for known in prompts]
+    cuda = ["--device", "cuda", "--gpu-memory-utilization", "0.1"]
+    places = {
+        "cuda": cuda,
+        "two ranks that share a GPU": [*cuda, "--gpus", "0,0", "-tp", "2", "--enable-dp-attention"],
+        "the CPU": ["--device", "cpu", "--kv-cache-memory", "512MiB"],
+    }
+    prompts, found = json.loads(golden.read_text())["prompts"], {}
+    for place, flags in places.items():
+        server = start(["--model", smollm2, *flags])
+        found[place] = [(ask(known["ids"] + known["greedy"], echo=True, max_tokens=1),
+                         ask(known["ids"], max_tokens=len(known["greedy"]))) for known in prompts]
         stop(server)
     for at, known in enumerate(prompts):
         first, count = len(known["ids"]), len(known["greedy"])
-        names = by_device["cuda"][at][0]["tokens"][first : first + count]
         exact = [logits[0] - total for logits, total in zip(known["top_logits"], known["log_sum_exp"])]
-        for device, answers in by_device.items():
-            found = answers[at][0]["token_logprobs"][first : first + count]
-            apart = max(abs(a - b) for a, b in zip(found, exact))
-            check(f"SmolLM2, {known['name']}: log-probabilities on {device}, {apart:.3f} apart at the most", apart < MARGIN, found)
-        parts = [next((i for i in range(count) if tokens[i] != other[i]), count) for tokens, other in
-                 [(by_device["cuda"][at][1]["tokens"], names), (by_device["cuda"][at][1]["tokens"], by_device["cpu"][at][1]["tokens"])]]
-        for other, part in zip(("transformers", "the CPU"), parts):
-            allowed = part == count or known["margins"][part] < 2 * MARGIN
-            check(f"SmolLM2, {known['name']}: {part} of {count} tokens as {other}", allowed, by_device["cuda"][at][1]["tokens"])
+        for place, answers in found.items():
+            scores = answers[at][0]["token_logprobs"][first : first + count]
+            apart = max(abs(a - b) for a, b in zip(scores, exact))
+            check(f"SmolLM2, {known['name']}: log-probabilities on {place}, {apart:.3f} apart at the most", apart < MARGIN, scores)
+        others = {"transformers": found["cuda"][at][0]["tokens"][first : first + count], "the CPU": found["the CPU"][at][1]["tokens"]}
+        for place in ("cuda", "two ranks that share a GPU"):
+            tokens = found[place][at][1]["tokens"]
+            for other, theirs in others.items():
+                part = next((i for i in range(count) if tokens[i] != theirs[i]), count)
+                allowed = part == count or known["margins"][part] < 2 * MARGIN
+                check(f"SmolLM2, {known['name']} on {place}: {part} of {count} tokens as {other}", allowed, tokens)
 
 
 def ask(prompt, **body):

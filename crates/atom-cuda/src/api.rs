@@ -83,6 +83,8 @@ table! {
     fn cuDevicePrimaryCtxRetain(context: *mut cu::CUcontext, device: cu::CUdevice) -> cu::CUresult;
     fn cuDevicePrimaryCtxRelease_v2(device: cu::CUdevice) -> cu::CUresult;
     fn cuCtxSetCurrent(context: cu::CUcontext) -> cu::CUresult;
+    fn cuDeviceCanAccessPeer(can: *mut c_int, device: cu::CUdevice, peer: cu::CUdevice) -> cu::CUresult;
+    fn cuCtxEnablePeerAccess(peer: cu::CUcontext, flags: c_uint) -> cu::CUresult;
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> cu::CUresult;
     fn cuMemAlloc_v2(address: *mut cu::CUdeviceptr, bytes: usize) -> cu::CUresult;
     fn cuMemFree_v2(address: cu::CUdeviceptr) -> cu::CUresult;

@@ -18,13 +18,15 @@ use crate::launch::attend_few::AttendFew;
 use crate::launch::experts::Experts;
 use crate::launch::rope::CacheLayer;
 use crate::masks::Masks;
+use crate::meetings::Meetings;
 use crate::memory::{Address, DeviceMem, Pinned};
+use crate::peers::{Members, Place};
 use crate::plan::{
     COUNTS_BYTES, Plan, attend_few, attend_heads, attend_kernels, check_kv, check_model, experts_shape,
     letters_offset, work,
 };
 use crate::product_kernel::ProductKernel;
-use crate::record::{Capture, Recorded, not_built};
+use crate::record::{Capture, Recorded};
 use crate::sampler::Sampler;
 use crate::staging::Staging;
 use crate::wait;
@@ -59,6 +61,7 @@ pub struct CudaBackend {
     is_measured: bool,
     /// Steps count the different experts that their rows choose, where they can.
     counts_experts: bool,
+    place: Place,
     /// Whose calls the driver takes for this GPU.
     bound: Option<ThreadId>,
     gpu: Gpu,
@@ -81,6 +84,7 @@ pub(crate) struct Reserved {
     page_bytes: usize, // of one layer's keys
     host: Staging,
     pub(crate) landing: Landing,
+    pub(crate) meetings: Meetings,
     /// Steps that were launched and not finished, the oldest first.
     flights: VecDeque<Flight>,
     /// When the last step ended.
@@ -126,8 +130,8 @@ impl Attention {
 }
 
 impl CudaBackend {
-    /// Takes the room for weights.
-    pub fn new(mut gpu: Gpu, plan: &Plan) -> Result<Self, OpsError> {
+    /// Takes the room for weights. `place` is among whom it computes.
+    pub fn new(mut gpu: Gpu, plan: &Plan, place: Place) -> Result<Self, OpsError> {
         gpu.device.bind()?;
         wait::sleep_exactly();
         let (free, _) = gpu.device.memory()?;
@@ -148,6 +152,7 @@ impl CudaBackend {
             free_at_start: free,
             is_measured: false,
             counts_experts: false,
+            place,
             bound: Some(std::thread::current().id()),
             gpu,
         })
@@ -178,7 +183,8 @@ impl CudaBackend {
 
     /// Says once what that was: behind the first step, when code and graphs are there.
     fn say_driver_bytes(&mut self) -> Result<(), CudaError> {
-        if std::mem::replace(&mut self.is_measured, true) {
+        // Of a GPU that ranks share nobody knows whose it is.
+        if std::mem::replace(&mut self.is_measured, true) || self.gpu.sharers() > 1 {
             return Ok(());
         }
         let taken = self.driver_bytes()?;
@@ -237,9 +243,8 @@ impl Backend for CudaBackend {
         if self.reserved.is_some() {
             return Err(OpsError::Device("reserve was called a second time".into()));
         }
-        if reserve.top.lanes != 1 {
-            return Err(not_built());
-        }
+        let members = self.place.members();
+        assert_eq!(reserve.top.lanes, members.group, "lanes of the group");
         if let Some(carrier) = self.carrier.take() {
             carrier.finish()?;
         }
@@ -247,9 +252,10 @@ impl Backend for CudaBackend {
         for (reason, count) in self.shelf.expanded() {
             tracing::warn!("{count} FP8 matrices are expanded to {:?}: {reason}", self.shelf.element());
         }
-        let reserved = Reserved::new(&self.stream, &self.plan, reserve)?;
+        let reserved = Reserved::new(&self.stream, &self.plan, reserve, &self.place)?;
         let mut programs = reserved.attention.kernels.programs();
         programs.extend(reserved.attention.few.map(|few| few.program()));
+        programs.extend((members != Members::ALONE).then(|| Program::plain("exchange")));
         self.gpu.load(&programs)?;
         self.reserved = Some(reserved);
         let taken = self.driver_bytes()?;
@@ -259,7 +265,9 @@ impl Backend for CudaBackend {
 
     fn record(&mut self, recording: Recording) -> Result<usize, OpsError> {
         self.bind()?;
-        let reserved = self.reserved.as_ref().ok_or_else(|| early("record"))?;
+        let reserved = self.reserved.as_mut().ok_or_else(|| early("record"))?;
+        reserved.meetings.connect(&self.stream, &self.place)?;
+        let reserved = &*reserved;
         let (element, properties) = (self.shelf.element(), self.gpu.device.properties());
         let order = self.plan.sizes.order;
         let codes = |weight| self.shelf.codes(weight);
@@ -336,7 +344,8 @@ impl Backend for CudaBackend {
             begun = Instant::now();
         }
         let pace = &mut self.paces[flight.recording];
-        reserved.landing.wait(&self.stream, flight.sequence, (*pace, begun), flight.patience)?;
+        let landed = reserved.landing.wait(&self.stream, flight.sequence, (*pace, begun), flight.patience);
+        reserved.meetings.check(&self.stream, landed)?;
         reserved.landed = Instant::now();
         // What waited for masks says nothing of how long it takes.
         if !waited {
@@ -367,6 +376,8 @@ impl Backend for CudaBackend {
             }
             limit += flight.patience;
         }
+        // Nobody comes to what was given up.
+        reserved.meetings.abort();
         // A device that fails here refuses the next step, which says so.
         if let Err(error) = self.stream.wait_within("steps that are given up", limit) {
             tracing::error!("{error}");
@@ -407,7 +418,8 @@ impl Reserved {
         if self.reserve.poison {
             self.poison(queue.stream, inputs)?;
         }
-        let used = self.host.fill(&recorded.layout, &self.reserve, inputs, (sequence, patience));
+        let rounds = self.meetings.begin(recorded.collectives);
+        let used = self.host.fill(&recorded.layout, &self.reserve, inputs, (sequence, patience), rounds);
         if let Some(sampler) = &mut self.sampler {
             let patience = self.flights.iter().map(|flight| flight.patience).sum::<Duration>() + patience;
             sampler.load(queue, (inputs.slot_loads, inputs.out), turn(sequence), patience)?;
@@ -435,7 +447,7 @@ impl Reserved {
         Ok(())
     }
 
-    fn new(stream: &Stream, plan: &Plan, reserve: &Reserve) -> Result<Self, OpsError> {
+    fn new(stream: &Stream, plan: &Plan, reserve: &Reserve, place: &Place) -> Result<Self, OpsError> {
         let (device, sizes) = (stream.device(), &plan.sizes);
         check_kv(reserve.kv_dtype, sizes.element)?;
         check_model(reserve)?;
@@ -476,6 +488,7 @@ impl Reserved {
             sampler: if reserve.samples { Some(Sampler::new(stream, reserve, sizes)?) } else { None },
             host: Staging::new([pinned()?, pinned()?], reserve, attention.work),
             landing: Landing::new(device, reserve.top.out_rows)?,
+            meetings: Meetings::new(stream, place, &sizes.sets)?,
             flights: VecDeque::with_capacity(TURNS),
             landed: Instant::now(),
             masks: Masks::new(reserve.top.out_rows),

@@ -37,10 +37,11 @@ impl Places {
         let sizes: Vec<usize> = recording
             .buffers()
             .iter()
+            .zip(widths(recording))
             .zip(&elements)
-            .map(|(spec, element)| {
+            .map(|((spec, width), element)| {
                 let rows = spec.capacity_rows(&recording.shape()).next_multiple_of(ROWS_STEP);
-                (rows * spec.width * element.bytes()).next_multiple_of(ALIGN)
+                (rows * width * element.bytes()).next_multiple_of(ALIGN)
             })
             .collect();
         let conflicts = conflicts(recording.buffers().len(), steps);
@@ -73,7 +74,7 @@ impl Places {
     }
 }
 
-/// Residual streams, router logits, routes, sums of squares and the logits that are sampled are f32. A residual in
+/// Residual streams, router logits, routes, sums of squares, sums over ranks and the logits that are sampled are f32. A residual in
 /// bf16 would lose what small layers add to it; in f32 it costs 4 bytes more of traffic for each element of an
 /// `add and norm`, about 1% of a step's.
 pub(crate) fn elements(recording: &Recording, element: Element) -> Vec<Element> {
@@ -85,11 +86,40 @@ pub(crate) fn elements(recording: &Recording, element: Element) -> Vec<Element> 
             Op::Experts { routes, .. } => &[*routes],
             Op::SquareSums { out, .. } => &[*out],
             Op::Sample { logits } => &[*logits],
+            // Sums that are not complete yet.
+            Op::ScatterSum { x, .. } => &[*x],
             _ => &[],
         };
         exact.iter().for_each(|buf| elements[usize::from(buf.0)] = Element::F32);
     }
+    // What is gathered is of the type that it is wanted in.
+    for op in recording.ops() {
+        if let Op::GatherColumns { x, out, .. } | Op::GatherRows { x, out } = op {
+            elements[usize::from(x.0)] = match (elements[usize::from(x.0)], elements[usize::from(out.0)]) {
+                (Element::F32, _) | (_, Element::F32) => Element::F32,
+                (x, _) => x,
+            };
+            elements[usize::from(out.0)] = elements[usize::from(x.0)];
+        }
+    }
     elements
+}
+
+/// Elements of a row of each buffer. Kernels of experts give a row a slot for each of its choices, whoever holds the expert;
+/// the recording has as many as can fall on experts held here.
+fn widths(recording: &Recording) -> Vec<usize> {
+    let mut widths: Vec<usize> = recording.buffers().iter().map(|spec| spec.width).collect();
+    for op in recording.ops() {
+        let Op::Experts { x, ref spec, inner, gated, sums, out, .. } = *op else { continue };
+        let hidden = recording.buffers()[usize::from(x.0)].width;
+        let mut slots = vec![(inner, 2 * spec.width), (gated, spec.width)];
+        slots.extend((!sums).then_some((out, hidden)));
+        for (buf, width) in slots {
+            let of = &mut widths[usize::from(buf.0)];
+            *of = (*of).max(spec.top_k * width);
+        }
+    }
+    widths
 }
 
 /// `[a][b]` is true if both are needed at one time.

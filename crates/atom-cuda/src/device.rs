@@ -22,7 +22,7 @@ pub struct Properties {
     pub name: String,
     /// Compute capability.
     pub capability: (i32, i32),
-    /// Multiprocessors.
+    /// Multiprocessors that a rank may count on: all of them, unless ranks share the GPU.
     pub processors: u32,
     /// Bytes of shared memory that one block may have.
     pub shared_bytes_max: u32,
@@ -61,17 +61,23 @@ impl Device {
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    /// Opens GPU `ordinal` and makes it the calling thread's.
-    pub fn open(driver: &Arc<Driver>, ordinal: usize) -> Result<Self, CudaError> {
-        if Self::count(driver)? <= ordinal {
+    /// Opens GPU `ordinal` and makes it the calling thread's. Of its multiprocessors grids take the part of one of
+    /// `sharers`: kernels that wait for each other must find room beside those of the other ranks.
+    pub fn open(driver: &Arc<Driver>, ordinal: usize, sharers: u32) -> Result<Self, CudaError> {
+        let count = Self::count(driver)?;
+        if count == 0 {
             return Err(CudaError::NoDevice { path: driver.path().to_owned() });
+        }
+        if count <= ordinal {
+            return Err(CudaError::NoSuchDevice { ordinal, count });
         }
         let (mut device, mut handle) = (0, std::ptr::null_mut());
         // SAFETY: the places live for the calls.
         unsafe {
             driver.check("cuDeviceGet", driver.cuDeviceGet(&raw mut device, ordinal as c_int))?;
         }
-        let properties = Properties::read(driver, device)?;
+        let mut properties = Properties::read(driver, device)?;
+        properties.processors = (properties.processors / sharers.max(1)).max(1);
         // SAFETY: as above; the context is given back when the last owner goes.
         unsafe {
             let result = driver.cuDevicePrimaryCtxRetain(&raw mut handle, device);
@@ -90,6 +96,32 @@ impl Device {
         // SAFETY: the context is alive.
         let result = unsafe { self.driver().cuCtxSetCurrent(self.context.handle) };
         self.driver().check("cuCtxSetCurrent", result)
+    }
+
+    /// Lets kernels of this GPU, which must be the calling thread's, read and write what `other` allocates.
+    pub(crate) fn reach(&self, other: &Self) -> Result<(), CudaError> {
+        let (driver, peer) = (self.driver(), &other.context);
+        if self.context.handle == peer.handle {
+            return Ok(());
+        }
+        let mut can: c_int = 0;
+        // SAFETY: the place lives for the call; both contexts are alive.
+        unsafe {
+            let result = driver.cuDeviceCanAccessPeer(&raw mut can, self.context.device, peer.device);
+            driver.check("cuDeviceCanAccessPeer", result)?;
+            if can == 0 {
+                return Err(CudaError::Unsupported(format!(
+                    "GPU {} can't reach the memory of GPU {}: there is neither NVLink nor a PCIe path for peers between \
+                     them, and a group of ranks needs one; use -dp N without --enable-dp-attention, whose ranks don't meet",
+                    self.context.device, peer.device
+                )));
+            }
+            let result = driver.cuCtxEnablePeerAccess(peer.handle, 0);
+            if result == cu::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED {
+                return Ok(());
+            }
+            driver.check("cuCtxEnablePeerAccess", result)
+        }
     }
 
     /// Takes note of a failure that the context doesn't survive, and hands it on. The first one is kept: what comes

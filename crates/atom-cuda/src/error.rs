@@ -35,6 +35,14 @@ pub enum CudaError {
         /// The driver's file.
         path: String,
     },
+    /// A number that no GPU has.
+    #[error("there is no GPU {ordinal}: the driver sees {count}, numbered from 0")]
+    NoSuchDevice {
+        /// What was asked for.
+        ordinal: usize,
+        /// How many there are.
+        count: usize,
+    },
     /// The GPU is older than the kernels are written for.
     #[error("{name} has compute capability {major}.{minor}; 8.0 or later is needed")]
     OldDevice {

@@ -7,8 +7,8 @@ use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::library::Search;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 /// Opened once; a backend takes it.
@@ -19,6 +19,7 @@ pub struct Gpu {
     driver: Arc<Driver>,
     nvrtc: Nvrtc,
     pub(crate) cache: Option<PathBuf>,
+    sharers: u32,
 }
 
 /// How to open one.
@@ -28,6 +29,8 @@ pub struct GpuOptions {
     pub search: Search,
     /// Which GPU.
     pub ordinal: usize,
+    /// Ranks that compute there, this one included.
+    pub sharers: u32,
     /// Folder of compiled kernels.
     pub cache: Option<PathBuf>,
 }
@@ -45,7 +48,7 @@ impl Gpu {
     /// Finds the libraries and opens the GPU.
     pub fn open(options: &GpuOptions) -> Result<Self, CudaError> {
         let driver = Arc::new(Driver::load(&options.search)?);
-        let device = Device::open(&driver, options.ordinal)?;
+        let device = Device::open(&driver, options.ordinal, options.sharers)?;
         let nvrtc = Nvrtc::load(&options.search)?;
         let cublaslt = Arc::new(CublasLt::load(&options.search)?);
         tracing::info!(
@@ -57,7 +60,15 @@ impl Gpu {
             cublaslt.path()
         );
         let kernels = Kernels::new(&device);
-        Ok(Self { device, cublaslt, kernels, driver, nvrtc, cache: options.cache.clone() })
+        Ok(Self {
+            device,
+            cublaslt,
+            kernels,
+            driver,
+            nvrtc,
+            cache: options.cache.clone(),
+            sharers: options.sharers.max(1),
+        })
     }
 
     /// Compiles and loads programs that are not there yet: from the cache, or by NVRTC on all cores.
@@ -65,6 +76,8 @@ impl Gpu {
         if programs.iter().all(|program| self.kernels.has(program)) {
             return Ok(());
         }
+        // Ranks of one process want the same at the same time: what one of them compiles the next one finds on disk.
+        let _turn = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
         let start = Instant::now();
         let compiler = Compiler::new(&self.nvrtc, &self.device.arch(), self.cache.clone())?;
         // What lies on disk is there at once and not worth a line.
@@ -79,6 +92,11 @@ impl Gpu {
             tracing::info!("{new} kernel programs compiled in {:.2} s", start.elapsed().as_secs_f64());
         }
         Ok(())
+    }
+
+    /// Ranks that compute there.
+    pub fn sharers(&self) -> u32 {
+        self.sharers
     }
 
     /// The GPU.
@@ -96,11 +114,19 @@ impl Gpu {
         &self.cublaslt
     }
 
-    /// Bytes that a rank may take now if all of this process may take `utilization` of the GPU's memory.
+    /// How many GPUs the driver sees.
+    pub fn count(search: &Search) -> Result<usize, CudaError> {
+        Device::count(&Driver::load(search)?)
+    }
+
+    /// Bytes that a rank may take if all of this process may take `utilization` of the GPU's memory. Asked before any of
+    /// the ranks that share it takes something.
     pub fn budget(&self, utilization: f64) -> Result<u64, CudaError> {
         let (free, total) = self.device.memory()?;
         let may = (total as f64 * utilization) as u64;
         let others = total - free;
-        Ok(may.saturating_sub(others).min(free))
+        Ok(may.saturating_sub(others).min(free) / u64::from(self.sharers))
     }
 }
+
+static COMPILING: Mutex<()> = Mutex::new(());

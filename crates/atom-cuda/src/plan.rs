@@ -15,11 +15,14 @@ use crate::launch::sample::{SampleMemory, VOCAB_MAX};
 use crate::layout::{Layout, Limits};
 use crate::memory::Address;
 use crate::order::SumOrder;
+use crate::peers::{COMMS, Members, index};
+use crate::record::exchange;
 use crate::sample_rows::{BIAS_BYTES, BIAS_LOAD_BYTES, RESULT_BYTES, ROW_BYTES, SEEN_LOAD_BYTES};
 use crate::weights::Shelf;
+use crate::window::Window;
 use crate::work::WorkSpec;
 use atom_base::limits::LOGIT_BIAS_MAX;
-use atom_ops::{Extent, KvDType, LoadWeights, Op, OpsError, Recording, Reserve, Slice, Weight};
+use atom_ops::{Comm, Extent, KvDType, LoadWeights, Op, OpsError, Recording, Reserve, Slice, Weight};
 use atom_weights::Tensor;
 use std::fmt;
 
@@ -35,6 +38,8 @@ pub struct Sizer {
     staging: usize,
     recordings: usize,
     counts: usize,
+    members: Members,
+    sets: [usize; COMMS],
 }
 
 /// Bytes of device memory by purpose, all but the cache's pages.
@@ -66,6 +71,10 @@ pub struct Sizes {
     pub experts: usize,
     /// Where different experts are counted, if they are.
     pub counts: usize,
+    /// What others bring to collectives: a set of each communicator's window.
+    pub sets: [usize; 2],
+    /// Windows with that.
+    pub windows: usize,
     /// cuBLASLt's.
     pub workspace: usize,
     /// Kept free for what the driver takes by itself: code of the libraries, and the recordings' nodes.
@@ -89,7 +98,20 @@ impl Sizer {
         let (properties, order) = (properties.clone(), SumOrder::default());
         let shelf = Shelf::new(element, fp8::stays(element, order, &properties));
         let (experts, room, quantised, staging, recordings, counts) = (0, 0, 0, 0, 0, 0);
-        Self { properties, order, shelf, experts, room, quantised, staging, recordings, counts }
+        let (members, sets) = (Members::ALONE, [0; COMMS]);
+        Self {
+            properties,
+            order,
+            shelf,
+            experts,
+            room,
+            quantised,
+            staging,
+            recordings,
+            counts,
+            members,
+            sets,
+        }
     }
 
     /// With sums in this order. Before anything is loaded: it decides what FP8 weights become.
@@ -98,6 +120,11 @@ impl Sizer {
         let element = self.shelf.element();
         let shelf = Shelf::new(element, fp8::stays(element, order, &self.properties));
         Self { order, shelf, ..self }
+    }
+
+    /// Of a rank that meets so many.
+    pub fn meeting(self, members: Members) -> Self {
+        Self { members, ..self }
     }
 
     /// Takes a recording into account; `reserve` is what [`Backend::reserve`] will get (its pages don't matter).
@@ -128,6 +155,10 @@ impl Sizer {
             .map(|shape| Experts::in_order(shape, self.order, &self.properties).workspace_bytes())
             .max();
         self.experts = self.experts.max(bytes.unwrap_or(0));
+        for (comm, bytes) in exchange::set_bytes(recording, self.members, self.shelf.element()) {
+            let set = &mut self.sets[index(comm)];
+            *set = (*set).max(bytes);
+        }
         self.recordings += recording.ops().len();
         if recording.counts_experts() {
             // A second graph.
@@ -143,6 +174,10 @@ impl Sizer {
         let element = self.shelf.element();
         let attention = &reserve.attention;
         let head = attention.kv_heads * attention.head_dim;
+        let window = |comm| match self.members.of(comm) {
+            1 => 0,
+            members => Window::bytes(members, self.sets[index(comm)]),
+        };
         Sizes {
             element,
             order: self.order,
@@ -157,6 +192,8 @@ impl Sizer {
             attention: attention_bytes(reserve, &self.properties, element, self.order),
             experts: self.experts,
             counts: self.counts,
+            sets: self.sets,
+            windows: window(Comm::Lane) + window(Comm::Group),
             workspace: crate::blas::WORKSPACE_BYTES,
             driver: DRIVER_BYTES + self.recordings * NODE_BYTES,
             page: 2
@@ -175,12 +212,12 @@ impl Sizes {
     }
 
     /// All but what the driver takes by itself.
-    fn parts(&self) -> [usize; 12] {
+    fn parts(&self) -> [usize; 13] {
         let Self { weights, room, staging, results, tables, sampling, .. } = *self;
-        let Self { loads, attention, experts, counts, workspace, quantised, .. } = *self;
+        let Self { loads, attention, experts, counts, windows, workspace, quantised, .. } = *self;
         [
-            weights, room, staging, results, tables, sampling, loads, attention, experts, counts, workspace,
-            quantised,
+            weights, room, staging, results, tables, sampling, loads, attention, experts, counts, windows,
+            workspace, quantised,
         ]
     }
 
@@ -229,7 +266,11 @@ impl fmt::Display for Plan {
             mib(s.staging + s.results + s.tables),
             mib(s.workspace + s.attention + s.experts),
             mib(s.driver)
-        )
+        )?;
+        if s.windows > 0 {
+            write!(f, ", from other ranks {}", mib(s.windows))?;
+        }
+        Ok(())
     }
 }
 

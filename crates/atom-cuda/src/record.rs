@@ -1,6 +1,7 @@
 //! A recording becomes a graph: every operator's kernels, captured in order with the addresses that they work on.
 
 mod attention;
+pub(crate) mod exchange;
 mod mixture;
 mod products;
 
@@ -9,7 +10,6 @@ use crate::blas::{Blas, Operands};
 use crate::blas_fp8::Fp8Blas;
 use crate::buffers::Places;
 use crate::element::Element;
-use crate::error::CudaError;
 use crate::fuse::{FusedFp8, Step};
 use crate::graph::Graph;
 use crate::kernels::Queue;
@@ -18,9 +18,11 @@ use crate::launch::rows::{self, RowExtent};
 use crate::launch::step;
 use crate::layout::Layout;
 use crate::memory::Address;
+use crate::peers::COMMS;
 use crate::plan::limits;
 use crate::weights::{Loaded, Shelf};
-use atom_ops::{AttentionSpec, Buf, BufSpec, Extent, Op, OpsError, Recording, StepShape, Weight};
+use atom_ops::{AttentionSpec, Buf, BufSpec, Comm, Extent, Op, OpsError, Recording, StepShape, Weight};
+use std::cell::Cell;
 
 /// A graph, with what a replay must fit.
 pub(crate) struct Recorded {
@@ -30,10 +32,12 @@ pub(crate) struct Recorded {
     pub(crate) shape: StepShape,
     pub(crate) layout: Layout,
     pub(crate) layout_hash: u64,
-    /// Experts that a row chooses, over all layers; and those of them that are computed here.
+    /// Experts that a row chooses, over all layers; and those of them that are computed here, 0 in a group.
     pub(crate) choices: (usize, usize),
     /// Tokens are below this.
     pub(crate) tokens: usize,
+    /// How many, by communicator.
+    pub(crate) collectives: [u32; COMMS],
 }
 
 /// Everything that operators are captured with.
@@ -55,6 +59,8 @@ struct Scene<'a> {
     layout: Layout,
     /// Where routers count different experts, if they do.
     counts: Option<Address>,
+    /// Collectives so far, by communicator.
+    met: Cell<[u32; COMMS]>,
 }
 
 impl Capture<'_> {
@@ -102,12 +108,18 @@ impl Capture<'_> {
         for op in recording.ops() {
             match op {
                 Op::Route { spec, .. } => choices.0 += spec.top_k,
-                Op::Experts { spec, .. } => choices.1 += spec.top_k,
+                // Of rows that meet others' experts the host doesn't know where they go.
+                Op::Experts { spec, .. } if recording.collectives().is_empty() => choices.1 += spec.top_k,
                 Op::Embed { table, .. } => tokens = tokens.min(scene.table(*table)?.0),
                 _ => {}
             }
         }
-        Ok(Recorded { graph, counting, shape, layout, layout_hash: layout.hash(), choices, tokens })
+        let of =
+            |comm| recording.collectives().iter().filter(|collective| collective.comm == comm).count() as u32;
+        let collectives = [of(Comm::Lane), of(Comm::Group)];
+        assert_eq!(scene.met.get(), collectives, "kernels that meet, and collectives of the signature");
+        let layout_hash = layout.hash();
+        Ok(Recorded { graph, counting, shape, layout, layout_hash, choices, tokens, collectives })
     }
 }
 
@@ -122,6 +134,7 @@ impl Capture<'_> {
             places,
             layout: Layout::new(&recording.shape(), &limits),
             counts: None,
+            met: Cell::default(),
         }
     }
 
@@ -139,6 +152,7 @@ impl Capture<'_> {
 impl Scene<'_> {
     /// `ends`: the host is told when all of it is done.
     fn capture(&self, steps: &[Step<'_>], ends: bool) -> Result<Graph, OpsError> {
+        self.met.set([0; COMMS]);
         Graph::capture(self.with.queue.stream, || {
             self.begin()?;
             steps.iter().try_for_each(|step| {
@@ -242,7 +256,7 @@ impl Scene<'_> {
             | Op::AllReduce { .. }
             | Op::GatherRows { .. }
             | Op::ScatterSum { .. }
-            | Op::GatherColumns { .. } => return Err(not_built()),
+            | Op::GatherColumns { .. } => self.exchange(op)?,
         }
         Ok(())
     }
@@ -360,12 +374,6 @@ impl Scene<'_> {
             _ => Err(OpsError::Weights(format!("{weight:?} is no table"))),
         }
     }
-}
-
-/// What a group of several GPUs would need.
-pub(crate) fn not_built() -> OpsError {
-    CudaError::Unsupported("several GPUs in one group are not built yet; start one rank on one GPU".into())
-        .into()
 }
 
 fn equal(what: &str, found: usize, expected: usize) -> Result<(), OpsError> {

@@ -2,6 +2,7 @@
 
 use crate::layout::{HEADER_WORDS, Layout};
 use crate::memory::Pinned;
+use crate::peers::COMMS;
 use crate::sample_rows::{ROW_BYTES, row_bytes};
 use crate::work::{WorkCutter, WorkSpec};
 use atom_ops::{Reserve, StepInputs};
@@ -25,6 +26,8 @@ const ITEMS: usize = 4;
 const TABLE_ENTRIES: usize = 6;
 const SEQUENCE: usize = 7;
 const PATIENCE_MS: usize = 8;
+const LANE_ROUND: usize = 9;
+const GROUP_ROUND: usize = 10;
 
 /// Kernels wait for masks so many times as long as the host waits for the step: a host that stood still for a while still
 /// brings them in time. Only one that never comes back is outwaited.
@@ -51,13 +54,14 @@ impl Staging {
         self.pinned[self.turn].fill(0xff);
     }
 
-    /// Writes a step, and returns how many bytes have to travel.
+    /// Writes a step, and returns how many bytes have to travel. Its first collectives have the numbers `rounds`.
     pub(crate) fn fill(
         &mut self,
         layout: &Layout,
         reserve: &Reserve,
         inputs: &StepInputs<'_>,
         (sequence, patience): (u32, Duration),
+        rounds: [u32; COMMS],
     ) -> usize {
         let rows = inputs.tokens.len();
         let mut header = [0_u32; HEADER_WORDS];
@@ -69,6 +73,7 @@ impl Staging {
         header[SEQUENCE] = sequence;
         let patience = patience.saturating_mul(KERNELS_PATIENCE);
         header[PATIENCE_MS] = patience.as_millis().min(u128::from(u32::MAX)) as u32;
+        [header[LANE_ROUND], header[GROUP_ROUND]] = rounds;
         if let Some(cutter) = &mut self.cutter {
             let lists = &mut self.pinned[self.turn][layout.tiles..layout.samples];
             let (tiles, pieces) = lists.split_at_mut(layout.pieces - layout.tiles);

@@ -115,7 +115,7 @@ fn a_driver_without_a_gpu_is_no_gpu() {
     let empty = [("cuInit", "return 0;"), ("cuDeviceGetCount", "*p = 0; return 0;")];
     let empty = folder.stub("libempty.so", Driver::NAMES, &empty);
     assert!(!Gpu::is_there(&named(&empty)).unwrap());
-    let options = GpuOptions { search: named(&empty), ordinal: 0, cache: None };
+    let options = GpuOptions { search: named(&empty), ordinal: 0, sharers: 1, cache: None };
     let error = text(Gpu::open(&options));
     assert!(error.contains("sees no GPU"), "{error}");
 }

@@ -169,7 +169,7 @@ pub trait Backend: LoadWeights + Send {
 pub struct ExpertRows {
     /// Choices that this rank's own rows made: `rows * top_k * layers` with a router, never padding.
     pub chosen: u64,
-    /// Choices, of whatever lane's rows, that this rank computed its share of.
+    /// Choices, of whatever lane's rows, that this rank computed its share of; 0 where the host can't know.
     pub computed: u64,
     /// Different experts of a layer that this rank's own rows chose, summed over layers; 0 where they were not
     /// counted, see [`Backend::count_experts`].

@@ -14,11 +14,15 @@ mod faults;
 mod fp8_cache;
 #[path = "gpu_models/grammars.rs"]
 mod grammars;
+#[path = "gpu_models/groups.rs"]
+mod groups;
 
-use atom_base::{Mesh, SamplingParams, Seat};
-use atom_cuda::{CudaBackend, Driver, Element, Gpu, GpuOptions, Plan, Properties, Search, Sizer, SumOrder};
+use atom_base::{SamplingParams, Seat};
+use atom_cuda::{
+    CudaBackend, Element, Gpu, GpuOptions, Peers, Place, Plan, Properties, Search, Sizer, SumOrder,
+};
 use atom_model::Model;
-use atom_ops::{Backend, KvDType, OpsError, Reserve, StepShape};
+use atom_ops::{Backend, KvDType, OpsError};
 use atom_rank::{Host, HostError};
 use atom_weights::Checkpoint;
 use common::{Setup, ask, fp8, goldens, greedy, request, rest, tiny};
@@ -40,6 +44,11 @@ const CHECKS: &[(&str, fn())] = &[
     ("calls", a_steady_step_is_one_launch),
     ("experts", different_experts_are_those_of_the_cpu),
     ("grammars", grammars::grammars),
+    ("groups", groups::agree_with_references),
+    ("groups_bf16", groups::in_bf16_are_near),
+    ("groups_load", groups::keep_step_under_load),
+    ("groups_calls", groups::steady_steps_are_one_launch_a_rank),
+    ("groups_faults", groups::name_who_does_not_come),
     ("faults", faults::faults),
 ];
 
@@ -65,13 +74,13 @@ fn main() -> ExitCode {
 
 fn goldens_in_f32() {
     for name in goldens::MODELS.iter().chain(goldens::MIXTURES) {
-        let (host, _) = start(&Setup::default(), &tiny(name), Element::F32);
+        let host = start(&Setup::default(), &tiny(name), Element::F32);
         goldens::check(name, &host);
         println!("  {name} agrees with its reference");
     }
     for (rows_max, page_size) in [(16, 16), (17, 32), (301, 64)] {
         let setup = Setup { rows_max, page_size, ..Setup::default() };
-        let (host, _) = start(&setup, &tiny("qwen2"), Element::F32);
+        let host = start(&setup, &tiny("qwen2"), Element::F32);
         goldens::check("qwen2", &host);
     }
 }
@@ -84,7 +93,7 @@ fn bf16_is_near_and_poison_is_not_seen() {
             SamplingParams { prompt_logprobs: Some(4), logprobs: Some(4), ..SamplingParams::greedy() };
         let answer = |order, poison| {
             let setup = Setup { poison, kv_dtype: KvDType::BF16, ..Setup::default() };
-            let (host, _) = start_in(order, &setup, &tiny(name), Element::BF16);
+            let host = start_in(order, &setup, &tiny(name), Element::BF16);
             ask(&host, request(&prompt, 24, scoring.clone()))
         };
         let [fixed, plain] = [SumOrder::Fixed, SumOrder::Fastest].map(|order| {
@@ -92,7 +101,7 @@ fn bf16_is_near_and_poison_is_not_seen() {
             assert_eq!(plain.bits(), answer(order, true).bits(), "{name}, {order:?}: poison was seen");
             plain
         });
-        let (host, _) = start(&Setup::default(), &tiny(name), Element::F32);
+        let host = start(&Setup::default(), &tiny(name), Element::F32);
         let exact = ask(&host, request(&prompt, 0, scoring));
         let means = [plain, fixed].map(|rounded| {
             let mut differences: Vec<f32> = exact
@@ -123,14 +132,14 @@ fn fp8_is_near_what_its_weights_mean() {
             let prompt: Vec<u32> = (0..83).map(|i| (i * 37 + 11) % 504).collect();
             let scoring =
                 SamplingParams { prompt_logprobs: Some(4), logprobs: Some(4), ..SamplingParams::greedy() };
-            let (host, _) = start(&Setup::default(), &checkpoint, Element::F32);
+            let host = start(&Setup::default(), &checkpoint, Element::F32);
             goldens::check(&name, &host);
             let exact = ask(&host, request(&prompt, 0, scoring.clone()));
             drop(host);
             for rows_max in [16, 301] {
                 let bits = |poison: bool| {
                     let setup = Setup { poison, rows_max, kv_dtype: KvDType::BF16, ..Setup::default() };
-                    let (host, _) = start(&setup, &checkpoint, Element::BF16);
+                    let host = start(&setup, &checkpoint, Element::BF16);
                     ask(&host, request(&prompt, 24, scoring.clone()))
                 };
                 let (plain, poisoned) = (bits(false), bits(true));
@@ -159,7 +168,7 @@ fn fp8_is_near_what_its_weights_mean() {
 fn sampled_tokens_are_those_of_the_cpu() {
     let checkpoint = tiny("qwen3");
     let setup = Setup::default();
-    let (gpu, _) = start(&setup, &checkpoint, Element::F32);
+    let gpu = start(&setup, &checkpoint, Element::F32);
     let cpu = setup.start(&checkpoint);
     let prompt: Vec<u32> = (0..40).map(|i| (i * 53 + 7) % 512).collect();
     let base = SamplingParams { temperature: 0.8, seed: 5, ..SamplingParams::default() };
@@ -188,10 +197,10 @@ fn a_steady_step_is_one_launch() {
     let setup = Setup { poison: false, depth: 1, max_model_len: 2048, ..Setup::default() };
     for element in [Element::F32, Element::BF16] {
         let setup = Setup { kv_dtype: element_of_cache(element), ..setup.clone() };
-        let gpu = Gpu::open(&options()).unwrap_or_else(|error| panic!("{error}"));
+        let gpu = the_gpu();
         let (driver, cublaslt) = (Arc::clone(gpu.driver()), Arc::clone(gpu.cublaslt()));
         let calls = || [driver.counts(), cublaslt.counts()].concat();
-        let host = start_on(gpu, (element, SumOrder::Fastest), &setup, &tiny("qwen3_moe")).unwrap();
+        let host = start_on(vec![gpu], (element, SumOrder::Fastest), &setup, &tiny("qwen3_moe")).unwrap();
         greedy(&host, &[1, 2, 3], 8);
         let before = calls();
         // The first token comes with the prompt's step.
@@ -235,7 +244,7 @@ fn different_experts_are_those_of_the_cpu() {
         let (steps, _) = host.stop_profile().unwrap();
         steps.iter().map(|step| (step.prefill_rows, step.distinct_experts)).collect::<Vec<_>>()
     };
-    let (gpu, _) = start(&setup, &checkpoint, Element::F32);
+    let gpu = start(&setup, &checkpoint, Element::F32);
     let cpu = setup.start(&checkpoint);
     let found = counted(&gpu, true);
     assert!(found.iter().all(|(_, distinct)| *distinct > 0), "{found:?}");
@@ -244,43 +253,70 @@ fn different_experts_are_those_of_the_cpu() {
     assert!(counted(&gpu, false).iter().all(|(_, distinct)| *distinct == 0));
 }
 
-fn options() -> GpuOptions {
-    GpuOptions {
-        search: Search::from_env(|name| std::env::var_os(name)),
-        ordinal: 0,
-        cache: Some(std::env::temp_dir().join("atom-gpu-models-kernels")),
-    }
+/// A GPU for each rank; where there are fewer, all share the first.
+fn gpus(ranks: usize) -> Vec<Gpu> {
+    let search = Search::from_env(|name| std::env::var_os(name));
+    let is_shared = Gpu::count(&search).unwrap() < ranks;
+    let open = |rank| {
+        let options = GpuOptions {
+            search: search.clone(),
+            ordinal: if is_shared { 0 } else { rank },
+            sharers: if is_shared { ranks as u32 } else { 1 },
+            cache: Some(std::env::temp_dir().join("atom-gpu-models-kernels")),
+        };
+        Gpu::open(&options).unwrap_or_else(|error| panic!("{error}"))
+    };
+    (0..ranks).map(open).collect()
 }
 
-fn start(setup: &Setup, checkpoint: &Arc<Checkpoint>, element: Element) -> (Host, Arc<Driver>) {
+fn the_gpu() -> Gpu {
+    gpus(1).remove(0)
+}
+
+fn start(setup: &Setup, checkpoint: &Arc<Checkpoint>, element: Element) -> Host {
     start_in(SumOrder::Fastest, setup, checkpoint, element)
 }
 
-fn start_in(
-    order: SumOrder,
-    setup: &Setup,
-    checkpoint: &Arc<Checkpoint>,
-    element: Element,
-) -> (Host, Arc<Driver>) {
-    let gpu = Gpu::open(&options()).unwrap_or_else(|error| panic!("{error}"));
-    let driver = Arc::clone(gpu.driver());
-    (start_on(gpu, (element, order), setup, checkpoint).unwrap(), driver)
+fn start_in(order: SumOrder, setup: &Setup, checkpoint: &Arc<Checkpoint>, element: Element) -> Host {
+    start_on(gpus(setup.mesh.ranks()), (element, order), setup, checkpoint).unwrap()
 }
 
 fn start_on(
-    gpu: Gpu,
-    (element, order): (Element, SumOrder),
+    gpus: Vec<Gpu>,
+    numbers: (Element, SumOrder),
     setup: &Setup,
     checkpoint: &Arc<Checkpoint>,
 ) -> Result<Host, HostError> {
-    let plan = plan(setup, checkpoint, (element, order), gpu.device().properties());
-    let gpu = Mutex::new(Some(gpu));
-    let backend = move |_: &Seat| {
-        let gpu = gpu.lock().unwrap().take();
-        let gpu = gpu.ok_or_else(|| OpsError::Device("one rank has the GPU".into()))?;
-        Ok(Box::new(CudaBackend::new(gpu, &plan)?) as Box<dyn Backend>)
-    };
-    Host::start(&setup.config(), checkpoint, backend, Arc::new(|_, _, _| {}))
+    Host::start(
+        &setup.config(),
+        checkpoint,
+        backend(gpus, numbers, setup, checkpoint),
+        Arc::new(|_, _, _| {}),
+    )
+}
+
+/// Gives each rank its GPU.
+fn backend(
+    gpus: Vec<Gpu>,
+    numbers: (Element, SumOrder),
+    setup: &Setup,
+    checkpoint: &Arc<Checkpoint>,
+) -> impl Fn(&Seat) -> Result<Box<dyn Backend>, OpsError> + Send + Sync + 'static {
+    let mesh = setup.mesh;
+    let plans: Vec<Plan> = gpus
+        .iter()
+        .zip(mesh.seats())
+        .map(|(gpu, seat)| plan(setup, checkpoint, numbers, gpu.device().properties(), &seat))
+        .collect();
+    let gpus: Mutex<Vec<Option<Gpu>>> = Mutex::new(gpus.into_iter().map(Some).collect());
+    let peers = Arc::new(Peers::default());
+    move |seat: &Seat| {
+        let rank = usize::from(seat.rank.0);
+        let gpu = gpus.lock().unwrap()[rank].take();
+        let gpu = gpu.ok_or_else(|| OpsError::Device("the rank has its GPU".into()))?;
+        Ok(Box::new(CudaBackend::new(gpu, &plans[rank], Place::new(&peers, &mesh, seat))?)
+            as Box<dyn Backend>)
+    }
 }
 
 /// As `atom` plans it: everything is counted before anything is taken.
@@ -289,31 +325,16 @@ fn plan(
     checkpoint: &Arc<Checkpoint>,
     (element, order): (Element, SumOrder),
     properties: &Properties,
+    seat: &Seat,
 ) -> Plan {
     let config = setup.config();
-    let mut sizer = Sizer::new(element, properties).with_order(order);
-    let seat = Mesh::SINGLE.seats().next().unwrap();
-    let model =
-        Model::load(checkpoint, (&config.mesh, config.experts), &seat, &mut sizer, &|_, _| {}).unwrap();
-    let top = config.lattice.top();
-    let shape = |rows, out_rows| StepShape { rows, out_rows, lanes: 1 };
-    let reserve = Reserve {
-        top: shape(top.rows(), top.out_rows()),
-        layers: model.config().layers,
-        attention: Arc::clone(model.attention()),
-        page_size: setup.page_size,
-        pages: setup.pages,
-        pages_per_sequence: setup.max_model_len.div_ceil(setup.page_size),
-        kv_dtype: setup.kv_dtype,
-        slots: setup.max_num_seqs as usize + 1,
-        vocab: model.config().vocab_size,
-        samples: true,
-        poison: setup.poison,
-    };
+    let members = Place::new(&Arc::default(), &config.mesh, seat).members();
+    let mut sizer = Sizer::new(element, properties).with_order(order).meeting(members);
+    let layout = (&config.mesh, config.experts);
+    let model = Model::load(checkpoint, layout, seat, &mut sizer, &|_, _| {}).unwrap();
+    let reserve = config.reserve(&model, seat);
     for bucket in config.lattice.buckets() {
-        let recording = model.record(shape(bucket.rows(), bucket.out_rows()));
-        let recording = if setup.count_experts { recording.counting_experts() } else { recording };
-        sizer.add(&recording, &reserve).unwrap();
+        sizer.add(&config.recording(&model, seat, bucket), &reserve).unwrap();
     }
     Plan { sizes: sizer.sizes(&reserve), pages: setup.pages }
 }

@@ -14,9 +14,9 @@ use atom_base::{LaneId, Mesh, RequestId, Seat};
 use atom_engine::{
     Balancer, EngineError, EngineLimits, LoadBalance, Placement, Refusal, Request, SchedulerConfig,
 };
-use atom_group::{GroupState, Lattice, Letter, Patience, Policy};
-use atom_model::{ExpertLayout, ModelError};
-use atom_ops::{Backend, KvDType, OpsError};
+use atom_group::{Bucket, GroupState, Lattice, Letter, Patience, Policy};
+use atom_model::{ExpertLayout, Model, ModelError};
+use atom_ops::{Backend, KvDType, OpsError, Recording, Reserve, StepShape};
 use atom_weights::Checkpoint;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -80,6 +80,41 @@ impl HostConfig {
     /// can't be given up while it runs.
     pub(crate) fn steps_ahead(&self) -> usize {
         if self.enforce_eager { 0 } else { self.depth }
+    }
+
+    /// The step shape that a bucket stands for.
+    pub fn shape(&self, bucket: &Bucket) -> StepShape {
+        StepShape { rows: bucket.rows(), out_rows: bucket.out_rows(), lanes: self.mesh.lanes_per_group() }
+    }
+
+    /// What the rank at `seat`, with its share of the model, will ask of its backend: for plans too.
+    pub fn reserve(&self, model: &Model, seat: &Seat) -> Reserve {
+        let scheduler = &self.scheduler;
+        Reserve {
+            top: self.shape(&self.lattice.top()),
+            layers: model.config().layers,
+            attention: Arc::clone(model.attention()),
+            page_size: scheduler.page_size,
+            pages: scheduler.pages,
+            pages_per_sequence: scheduler.max_model_len.div_ceil(scheduler.page_size),
+            kv_dtype: self.kv_dtype,
+            slots: scheduler.max_num_seqs + 1,
+            vocab: model.config().vocab_size,
+            // A step that is planned ahead begins with tokens that every rank must know.
+            samples: seat.rank_in_lane == 0 || self.steps_ahead() > 0,
+            poison: self.poison,
+        }
+    }
+
+    /// A rank's recording of a bucket.
+    pub fn recording(&self, model: &Model, seat: &Seat, bucket: &Bucket) -> Recording {
+        let recording = model.record(self.shape(bucket));
+        if self.counts_experts(seat) { recording.counting_experts() } else { recording }
+    }
+
+    /// All ranks of a lane have the same rows.
+    pub(crate) fn counts_experts(&self, seat: &Seat) -> bool {
+        self.count_experts && seat.rank_in_lane == 0
     }
 
     /// What all lanes of a group begin an epoch with.

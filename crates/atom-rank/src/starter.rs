@@ -11,7 +11,7 @@ use crate::supervisor::{Report, Tenure};
 use atom_base::{Seat, StepNo};
 use atom_group::{Life, Loss, RunEnd, Tale};
 use atom_model::Model;
-use atom_ops::{Backend, OpsError, Reserve, StepShape};
+use atom_ops::{Backend, OpsError};
 use atom_weights::Checkpoint;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -117,28 +117,8 @@ impl Starter {
         let progress = |done, total| (self.progress)(usize::from(seat.rank.0), done, total);
         let layout = (&self.config.mesh, self.config.experts);
         let model = Model::load(&self.checkpoint, layout, seat, &mut *backend, &progress)?;
-        let top = self.config.lattice.top();
-        let scheduler = &self.config.scheduler;
-        let reserve = Reserve {
-            top: StepShape {
-                rows: top.rows(),
-                out_rows: top.out_rows(),
-                lanes: self.config.mesh.lanes_per_group(),
-            },
-            layers: model.config().layers,
-            attention: Arc::clone(model.attention()),
-            page_size: scheduler.page_size,
-            pages: scheduler.pages,
-            pages_per_sequence: scheduler.max_model_len.div_ceil(scheduler.page_size),
-            kv_dtype: self.config.kv_dtype,
-            slots: scheduler.max_num_seqs + 1,
-            vocab: model.config().vocab_size,
-            // A step that is planned ahead begins with tokens that every rank must know.
-            samples: seat.rank_in_lane == 0 || self.config.steps_ahead() > 0,
-            poison: self.config.poison,
-        };
-        // All ranks of a lane have the same rows.
-        let counts_experts = self.config.count_experts && seat.rank_in_lane == 0;
+        let reserve = self.config.reserve(&model, seat);
+        let counts_experts = self.config.counts_experts(seat);
         let device = Device::new(backend, model, &reserve, seat.lane_in_group, counts_experts)?;
         self.shared.heeds_masks.fetch_and(device.heeds_masks(), Ordering::SeqCst);
         Ok(device)

@@ -28,7 +28,8 @@ pub struct LaneStats {
     pub fullest_padding_shares: PaddingShares,
     /// Experts that rows of this lane were routed to, over all layers.
     pub expert_rows_chosen: u64,
-    /// Of those and other lanes', what this lane's first rank computed its share of.
+    /// Of those and other lanes', what this lane's first rank computed its share of; 0 on GPUs that share experts, where
+    /// only kernels know.
     pub expert_rows_computed: u64,
     /// Steps in which prompts of the group waited for other lanes' prompts.
     pub held_steps: u64,

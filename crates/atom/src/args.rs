@@ -77,6 +77,11 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     pub(crate) device: Device,
 
+    /// GPUs of the ranks by the driver's numbers, one for each rank in order, such as 2,3. One that is named twice is
+    /// shared: good for trying a layout out, not for speed [default: 0,1,2 ..].
+    #[arg(long, value_name = "I,J,..", value_delimiter = ',')]
+    pub(crate) gpus: Vec<usize>,
+
     /// Ranks that split every layer (-tp N).
     #[arg(long, alias = "tp", value_name = "N", default_value_t = 1)]
     pub(crate) tensor_parallel_size: u16,

@@ -5,15 +5,19 @@ use crate::source::cache_home;
 use crate::step_bench::{Observed, Workshop};
 use anyhow::{Context, Result, bail, ensure};
 use atom_base::{Mesh, Seat};
-use atom_cuda::{CudaBackend, Element, Gpu, GpuOptions, Plan, Search, Sizer, Sizes, SumOrder};
-use atom_group::Lattice;
-use atom_model::{ExpertLayout, Model};
-use atom_ops::{Backend, KvDType, OpsError, Reserve, StepShape};
+use atom_cuda::{CudaBackend, Element, Gpu, GpuOptions, Peers, Place, Plan, Search, Sizer, Sizes, SumOrder};
+use atom_model::Model;
+use atom_ops::{Backend, KvDType, OpsError};
+use atom_rank::HostConfig;
 use atom_weights::Checkpoint;
+use std::fmt;
 use std::sync::{Arc, Mutex};
 
-/// Opens the GPU if one is asked for, or if there is one and nothing says that the CPU is meant.
-pub(crate) fn choose(args: &EngineArgs) -> Result<Option<Gpu>> {
+/// A GPU for every rank, in their order.
+pub(crate) struct Gpus(Vec<Gpu>);
+
+/// Opens GPUs if they are asked for, or if there is one and nothing says that the CPU is meant.
+pub(crate) fn choose(args: &EngineArgs, mesh: &Mesh) -> Result<Option<Gpus>> {
     let search = Search::from_env(|name| std::env::var_os(name));
     let wanted = match args.device {
         Device::Cpu => false,
@@ -29,30 +33,55 @@ pub(crate) fn choose(args: &EngineArgs) -> Result<Option<Gpu>> {
             args.gpu_memory_utilization.is_none(),
             "--gpu-memory-utilization is for --device cuda; --kv-cache-memory sizes the cache of a CPU"
         );
+        ensure!(args.gpus.is_empty(), "--gpus is for --device cuda, and a CPU computes here");
         return Ok(None);
     }
     if let Some(flag) = args.cpu_flag() {
         bail!("{flag} is for --device cpu");
     }
-    let cache = cache_home(&|name| std::env::var_os(name)).map(|home| home.join("kernels"));
-    let options = GpuOptions { search, ordinal: 0, cache };
-    refuse_groups(args)?;
-    let gpu = Gpu::open(&options).context("opening the GPU")?;
-    Ok(Some(gpu))
-}
-
-/// One rank on one GPU is what is built.
-fn refuse_groups(args: &EngineArgs) -> Result<()> {
-    let ranks = u32::from(args.tensor_parallel_size) * u32::from(args.data_parallel_size);
     ensure!(
-        ranks == 1 && args.nodes == 1,
-        "several GPUs are not built yet: one process serves one GPU; leave out -tp, -dp and --nodes"
+        args.nodes == 1,
+        "--nodes {}: GPUs of several hosts in one group are not built yet; --device cpu has it",
+        args.nodes
     );
     ensure!(
         args.rank_restarts_max.unwrap_or(0) == 0,
         "--rank-restarts-max: a GPU that failed takes its process along; restart the process"
     );
-    Ok(())
+    ensure!(
+        args.gpus.is_empty() || args.gpus.len() == mesh.ranks(),
+        "--gpus names {} GPUs for {} ranks; name one for each, in their order",
+        args.gpus.len(),
+        mesh.ranks()
+    );
+    let there = Gpu::count(&search).context("opening the GPU")?;
+    ensure!(
+        !args.gpus.is_empty() || mesh.ranks() <= there.max(1),
+        "{} ranks want a GPU each and the driver sees {there}; use fewer ranks, or --device cpu, or let ranks share GPUs \
+         by naming one for each: --gpus 0,0",
+        mesh.ranks()
+    );
+    let all: Vec<usize> = if args.gpus.is_empty() { (0..mesh.ranks()).collect() } else { args.gpus.clone() };
+    let cache = cache_home(&|name| std::env::var_os(name)).map(|home| home.join("kernels"));
+    let open = |&ordinal: &usize| {
+        let sharers = all.iter().filter(|&&other| other == ordinal).count() as u32;
+        let options = GpuOptions { search: search.clone(), ordinal, sharers, cache: cache.clone() };
+        Gpu::open(&options).with_context(|| format!("opening GPU {ordinal}"))
+    };
+    Ok(Some(Gpus(all.iter().map(open).collect::<Result<_>>()?)))
+}
+
+impl fmt::Display for Gpus {
+    /// One name if all are of one kind.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut names: Vec<&str> = self.0.iter().map(|gpu| gpu.device().properties().name.as_str()).collect();
+        let ranks = names.len();
+        names.dedup();
+        if ranks > 1 {
+            write!(f, "{ranks} x ")?;
+        }
+        f.write_str(&names.join(", "))
+    }
 }
 
 /// How a GPU computes. bf16, as f32 and f16 checkpoints of real size are served by others too.
@@ -76,97 +105,110 @@ pub(crate) fn own_kv_dtype(element: Element) -> KvDType {
     }
 }
 
-/// What a plan is made for.
-pub(crate) struct Wanted<'a> {
-    pub(crate) checkpoint: &'a Checkpoint,
-    pub(crate) mesh: &'a Mesh,
-    pub(crate) experts: ExpertLayout,
-    pub(crate) lattice: &'a Lattice,
-    pub(crate) element: Element,
-    pub(crate) kv_dtype: KvDType,
-    pub(crate) order: SumOrder,
-    pub(crate) page_size: usize,
-    pub(crate) max_model_len: usize,
-    pub(crate) max_num_seqs: usize,
-    /// Recordings can count the experts of a step.
-    pub(crate) count_experts: bool,
-    pub(crate) poison: bool,
+/// How much room there shall be for keys and values.
+pub(crate) struct Wanted {
     /// Pages that requests can use at the most.
     pub(crate) pages_useful: usize,
-    /// `--kv-cache-memory`
+    /// `--kv-cache-memory`, of all ranks.
     pub(crate) cache_bytes: Option<u64>,
     pub(crate) utilization: Option<f64>,
 }
 
-/// Counts everything that the rank will take, by loading the model into a backend that only counts; the rest of what
-/// it may take becomes pages.
-pub(crate) fn plan(gpu: &Gpu, wanted: &Wanted<'_>) -> Result<Plan> {
+/// Counts everything that each rank will take, by loading its share of the model into a backend that only counts; the rest
+/// of what it may take becomes pages, as many on each rank. `config` has no pages yet.
+pub(crate) fn plan(
+    gpus: &Gpus,
+    (checkpoint, config): (&Checkpoint, &HostConfig),
+    (element, order): (Element, SumOrder),
+    wanted: &Wanted,
+) -> Result<Vec<Plan>> {
     let utilization = wanted.utilization.unwrap_or(UTILIZATION);
     ensure!(
         utilization > 0.0 && utilization <= 1.0,
         "--gpu-memory-utilization {utilization} is no share of the memory; use 0.9 for nine tenths"
     );
-    let sizes = sizes(gpu, wanted)?;
-    let budget = gpu.budget(utilization)?;
-    let within = sizes.pages_within(budget)?;
-    let asked = wanted.cache_bytes.map_or(wanted.pages_useful, |bytes| (bytes / sizes.page as u64) as usize);
-    ensure!(asked >= 2, "--kv-cache-memory holds {asked} pages of {} bytes; it needs at least 2", sizes.page);
-    ensure!(
-        wanted.cache_bytes.is_none() || asked <= within,
-        "--kv-cache-memory asks for {asked} pages of {} bytes and {within} are left of the {budget} bytes that \
-         --gpu-memory-utilization {utilization} allows",
-        sizes.page
-    );
-    let plan = Plan { sizes, pages: asked.min(within).min(wanted.pages_useful) };
-    if wanted.order == SumOrder::Fixed {
+    let ranks = config.mesh.ranks() as u64;
+    let mut plans = Vec::new();
+    let mut pages = wanted.pages_useful;
+    let mut budgets = Vec::new();
+    for (gpu, seat) in gpus.0.iter().zip(config.mesh.seats()) {
+        let sizes = sizes(gpu, (checkpoint, config), (element, order), &seat)?;
+        gpu.device().bind()?;
+        let budget = gpu.budget(utilization)?;
+        let within = sizes.pages_within(budget)?;
+        if let Some(bytes) = wanted.cache_bytes {
+            let asked = (bytes / ranks / sizes.page as u64) as usize;
+            ensure!(
+                asked >= 2,
+                "--kv-cache-memory holds {asked} pages of {} bytes for each of {ranks} ranks; it needs at least 2",
+                sizes.page
+            );
+            ensure!(
+                asked <= within,
+                "--kv-cache-memory asks for {asked} pages of {} bytes on each rank and {within} are left of the {budget} \
+                 bytes that --gpu-memory-utilization {utilization} allows",
+                sizes.page
+            );
+            pages = pages.min(asked);
+        }
+        pages = pages.min(within);
+        plans.push(Plan { sizes, pages });
+        budgets.push(budget);
+    }
+    plans.iter_mut().for_each(|plan| plan.pages = pages);
+    if order == SumOrder::Fixed {
         tracing::info!(
             "--deterministic: one order of sums for steps of all sizes; norms in front of products are kernels of their own, \
              and each next token takes longer (docs/cuda.md has figures)"
         );
     }
-    tracing::info!("GPU memory, {} MiB of {} MiB allowed: {plan}", plan.total() >> 20, budget >> 20);
-    Ok(plan)
+    for (rank, (plan, budget)) in plans.iter().zip(&budgets).enumerate() {
+        // Ranks whose shares are alike have one line.
+        if rank > 0 && (plan, budget) == (&plans[rank - 1], &budgets[rank - 1]) {
+            continue;
+        }
+        let whose = if ranks > 1 { format!(", from rank {rank} on") } else { String::new() };
+        tracing::info!(
+            "GPU memory{whose}, {} MiB of {} MiB allowed: {plan}",
+            plan.total() >> 20,
+            budget >> 20
+        );
+    }
+    Ok(plans)
 }
 
-fn sizes(gpu: &Gpu, wanted: &Wanted<'_>) -> Result<Sizes> {
-    let mut sizer = Sizer::new(wanted.element, gpu.device().properties()).with_order(wanted.order);
-    let seat = wanted.mesh.seats().next().context("a mesh has ranks")?;
-    let layout = (wanted.mesh, wanted.experts);
-    let model = Model::load(wanted.checkpoint, layout, &seat, &mut sizer, &|_, _| {})?;
-    let shape = |rows, out_rows| StepShape { rows, out_rows, lanes: 1 };
-    let top = wanted.lattice.top();
-    let reserve = Reserve {
-        top: shape(top.rows(), top.out_rows()),
-        layers: model.config().layers,
-        attention: Arc::clone(model.attention()),
-        page_size: wanted.page_size,
-        pages: 0,
-        pages_per_sequence: wanted.max_model_len.div_ceil(wanted.page_size),
-        kv_dtype: wanted.kv_dtype,
-        slots: wanted.max_num_seqs + 1,
-        vocab: model.config().vocab_size,
-        samples: true,
-        poison: wanted.poison,
-    };
-    for bucket in wanted.lattice.buckets() {
-        let recording = model.record(shape(bucket.rows(), bucket.out_rows()));
-        let recording = if wanted.count_experts { recording.counting_experts() } else { recording };
-        sizer.add(&recording, &reserve)?;
+fn sizes(
+    gpu: &Gpu,
+    (checkpoint, config): (&Checkpoint, &HostConfig),
+    (element, order): (Element, SumOrder),
+    seat: &Seat,
+) -> Result<Sizes> {
+    let members = Place::new(&Arc::default(), &config.mesh, seat).members();
+    let sizer = Sizer::new(element, gpu.device().properties()).with_order(order);
+    let mut sizer = sizer.meeting(members);
+    let layout = (&config.mesh, config.experts);
+    let model = Model::load(checkpoint, layout, seat, &mut sizer, &|_, _| {})?;
+    let reserve = config.reserve(&model, seat);
+    for bucket in config.lattice.buckets() {
+        sizer.add(&config.recording(&model, seat, bucket), &reserve)?;
     }
     Ok(sizer.sizes(&reserve))
 }
 
-/// Gives the GPU to the one rank that there is, which can be asked to take steps apart if there is a workshop.
+/// Gives each rank its GPU. A rank can be asked to take steps apart if there is a workshop.
 pub(crate) fn backend(
-    gpu: Gpu,
-    plan: Plan,
+    gpus: Gpus,
+    plans: Vec<Plan>,
+    mesh: Mesh,
     workshop: Option<Arc<Workshop>>,
 ) -> impl Fn(&Seat) -> Result<Box<dyn Backend>, OpsError> + Send + Sync + 'static {
-    let gpu = Mutex::new(Some(gpu));
-    move |_| {
-        let gpu = gpu.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+    let gpus: Mutex<Vec<Option<Gpu>>> = Mutex::new(gpus.0.into_iter().map(Some).collect());
+    let peers = Arc::new(Peers::default());
+    move |seat| {
+        let rank = usize::from(seat.rank.0);
+        let gpu = gpus.lock().unwrap_or_else(std::sync::PoisonError::into_inner)[rank].take();
         let gpu = gpu.ok_or_else(|| OpsError::Device("the GPU was given to a rank before".into()))?;
-        let backend = CudaBackend::new(gpu, &plan)?;
+        let backend = CudaBackend::new(gpu, &plans[rank], Place::new(&peers, &mesh, seat))?;
         Ok(match &workshop {
             None => Box::new(backend) as Box<dyn Backend>,
             Some(workshop) => Box::new(Observed::new(backend, Arc::clone(workshop))),

@@ -2,7 +2,7 @@
 //! started.
 
 use crate::args::{DummyType, EngineArgs, IsaArg, LoadBalanceArg, MoeExchangeArg};
-use crate::cuda;
+use crate::cuda::{self, Gpus};
 use crate::kv_cache::{gpu_kv_dtype, kv_dtype, plan_pages};
 use crate::models;
 use crate::step_bench::Workshop;
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use atom_base::hash::fnv1a_64;
 use atom_base::{Mesh, MeshArgs, Seat, TokenId};
 use atom_cpu::{CpuBackend, CpuOptions, Isa, WeightShare};
-use atom_cuda::{Element, Gpu, Plan};
+use atom_cuda::{Element, Plan};
 use atom_engine::SchedulerConfig;
 use atom_group::{Alignment, Patience, Policy};
 use atom_model::{ExchangeChoice, ExpertLayout};
@@ -63,14 +63,14 @@ struct Extras<'a> {
 struct Opened {
     name: String,
     checkpoint: Arc<Checkpoint>,
-    gpu: Option<Gpu>,
+    gpus: Option<Gpus>,
     start: Instant,
 }
 
 /// Where ranks compute.
 enum Target {
     Cpu(Threads),
-    Cuda(Box<Gpu>, Element),
+    Cuda(Gpus, Element),
 }
 
 /// Finds, opens, plans, starts; says on standard error what it decided.
@@ -111,8 +111,12 @@ pub(crate) fn launch_ranks(args: &EngineArgs, workshop: Option<Arc<Workshop>>) -
     let policy = policy(args, mesh(args)?.lanes_per_group())?;
     let opened = Opened::new(args)?;
     ensure!(
-        workshop.is_none() || opened.gpu.is_some(),
+        workshop.is_none() || opened.gpus.is_some(),
         "--operators takes steps of a GPU apart, and this is a CPU; leave it out"
+    );
+    ensure!(
+        workshop.is_none() || mesh(args)?.ranks() == 1,
+        "--operators takes the steps of one rank apart; with others it would wait for them in the middle of a step"
     );
     let counts = opened.checkpoint.config().moe.is_some();
     opened.start(args, Extras { end_tokens: &[], counts, workshop }, policy)
@@ -122,24 +126,24 @@ impl Opened {
     fn new(args: &EngineArgs) -> Result<Self> {
         args.refuse_unbuilt()?;
         let start = Instant::now();
-        let gpu = cuda::choose(args)?;
-        let (name, checkpoint) = open(args, gpu.is_some())?;
-        Ok(Self { name, checkpoint, gpu, start })
+        let gpus = cuda::choose(args, &mesh(args)?)?;
+        let (name, checkpoint) = open(args, gpus.is_some())?;
+        Ok(Self { name, checkpoint, gpus, start })
     }
 
     fn start(self, args: &EngineArgs, extras: Extras<'_>, policy: Policy) -> Result<Ranks> {
         let Extras { end_tokens, counts, workshop } = extras;
-        let Self { name, checkpoint, gpu, start } = self;
+        let Self { name, checkpoint, gpus, start } = self;
         tracing::info!("{name}: {}", checkpoint.description());
         refuse_unused_layers(&checkpoint)?;
         if checkpoint.unused_scales() > 0 {
             tracing::info!("{}", unused_scales(&checkpoint));
         }
-        let target = match gpu {
-            Some(gpu) => Target::Cuda(Box::new(gpu), cuda::element(args)),
+        let target = match gpus {
+            Some(gpus) => Target::Cuda(gpus, cuda::element(args)),
             None => Target::Cpu(Threads::new(args)?),
         };
-        let (mut config, plan) = host_config(args, &checkpoint, (end_tokens, counts), &target, policy)?;
+        let (mut config, plans) = host_config(args, &checkpoint, (end_tokens, counts), &target, policy)?;
         config.link = link(args, &config, &checkpoint)?;
         if workshop.is_some() {
             // A rank that takes a step apart is not late.
@@ -148,15 +152,13 @@ impl Opened {
         let layout = layout(&config, &target);
         let end_tokens = config.scheduler.eos.to_vec();
         let progress = progress(config.mesh.ranks());
-        let planned = plan.as_ref().map(ToString::to_string);
-        let host = match (target, plan) {
-            (Target::Cuda(gpu, _), Some(plan)) => {
-                Host::start(&config, &checkpoint, cuda::backend(*gpu, plan, workshop), progress)?
+        let planned = plans.first().map(ToString::to_string);
+        let host = match target {
+            Target::Cuda(gpus, _) => {
+                let backend = cuda::backend(gpus, plans, config.mesh, workshop);
+                Host::start(&config, &checkpoint, backend, progress)?
             }
-            (Target::Cpu(threads), _) => {
-                Host::start(&config, &checkpoint, cpu_backend(args, &threads), progress)?
-            }
-            (Target::Cuda(..), None) => unreachable!("a GPU's memory is planned"),
+            Target::Cpu(threads) => Host::start(&config, &checkpoint, cpu_backend(args, &threads), progress)?,
         };
         tracing::info!("ready in {:.2} s", start.elapsed().as_secs_f64());
         Ok(Ranks { host, name, layout, checkpoint, plan: planned, end_tokens })
@@ -168,7 +170,7 @@ fn layout(config: &HostConfig, target: &Target) -> Layout {
     Layout {
         device: match target {
             Target::Cpu(threads) => format!("CPU, {} threads for each rank", threads.per_rank),
-            Target::Cuda(gpu, element) => format!("{}, {element:?}", gpu.device().properties().name),
+            Target::Cuda(gpus, element) => format!("{gpus}, {element:?}"),
         },
         ranks_per_lane: mesh.ranks_per_lane(),
         lanes: mesh.lanes(),
@@ -293,7 +295,7 @@ fn host_config(
     (end_tokens, count_experts): (&[TokenId], bool),
     target: &Target,
     policy: Policy,
-) -> Result<(HostConfig, Option<Plan>)> {
+) -> Result<(HostConfig, Vec<Plan>)> {
     let model = checkpoint.config();
     let mesh = mesh(args)?;
     let experts = expert_layout(args);
@@ -314,58 +316,21 @@ fn host_config(
         "--block-size {page_size} is not supported; use 16, 32, 64 or 128"
     );
     let useful = (args.max_num_seqs as usize * max_model_len).div_ceil(page_size) + 1;
-    let (kv_dtype, pages, plan) = match target {
+    let (kv_dtype, pages) = match target {
         Target::Cpu(_) => {
             let kv_dtype = kv_dtype(args.kv_cache_dtype, checkpoint)?;
-            (kv_dtype, plan_pages(args, model, &mesh, kv_dtype, (page_size, useful))?, None)
+            (kv_dtype, plan_pages(args, model, &mesh, kv_dtype, (page_size, useful))?)
         }
-        Target::Cuda(gpu, element) => {
-            let kv_dtype = gpu_kv_dtype(args.kv_cache_dtype, cuda::own_kv_dtype(*element))?;
-            let wanted = cuda::Wanted {
-                checkpoint,
-                mesh: &mesh,
-                experts,
-                lattice: &lattice,
-                element: *element,
-                kv_dtype,
-                order: cuda::order(args),
-                page_size,
-                max_model_len,
-                max_num_seqs: args.max_num_seqs as usize,
-                count_experts,
-                poison: args.poison_padding,
-                pages_useful: useful,
-                cache_bytes: args.kv_cache_memory,
-                utilization: args.gpu_memory_utilization,
-            };
-            let plan = cuda::plan(gpu, &wanted)?;
-            (kv_dtype, plan.pages, Some(plan))
-        }
+        // Planned below, as a whole.
+        Target::Cuda(_, element) => (gpu_kv_dtype(args.kv_cache_dtype, cuda::own_kv_dtype(*element))?, 0),
     };
     let eos: BTreeSet<TokenId> = model.eos.iter().chain(end_tokens).copied().collect();
-    let cache_tokens = (pages - 1) * page_size;
-    let threads = match target {
-        Target::Cpu(threads) => format!(", {} threads each", threads.per_rank),
-        Target::Cuda(..) => String::new(),
-    };
-    tracing::info!(
-        "{} lanes of {} ranks{threads}; steps of up to {rows_max} rows in {} sizes; KV cache {cache_tokens} tokens a lane, {kv_dtype:?}",
-        mesh.lanes(),
-        mesh.ranks_per_lane(),
-        lattice.buckets().len(),
-    );
-    if cache_tokens < max_model_len {
-        tracing::warn!(
-            "requests of more than {cache_tokens} tokens will be refused: the cache is smaller than the context of \
-             {max_model_len}; --kv-cache-memory or --gpu-memory-utilization make it larger"
-        );
-    }
     let (restarts, depth, spins) = match target {
         Target::Cpu(threads) => (if args.nodes > 1 { 0 } else { RESTARTS_MAX }, CPU_DEPTH, threads.spins),
         // A context that failed stays so in its process.
         Target::Cuda(..) => (0, GPU_DEPTH, SPINS),
     };
-    let config = HostConfig {
+    let mut config = HostConfig {
         mesh,
         experts,
         link: None,
@@ -398,7 +363,46 @@ fn host_config(
         policy,
         step_trace: args.step_trace.clone(),
     };
-    Ok((config, plan))
+    let plans = match target {
+        Target::Cpu(_) => Vec::new(),
+        Target::Cuda(gpus, element) => {
+            let wanted = cuda::Wanted {
+                pages_useful: useful,
+                cache_bytes: args.kv_cache_memory,
+                utilization: args.gpu_memory_utilization,
+            };
+            cuda::plan(gpus, (checkpoint, &config), (*element, cuda::order(args)), &wanted)?
+        }
+    };
+    if let Some(plan) = plans.first() {
+        config.scheduler.pages = plan.pages;
+    }
+    say_layout(&config, target);
+    Ok((config, plans))
+}
+
+/// What was decided, on standard error.
+fn say_layout(config: &HostConfig, target: &Target) {
+    let HostConfig { mesh, lattice, scheduler, kv_dtype, .. } = config;
+    let cache_tokens = (scheduler.pages - 1) * scheduler.page_size;
+    let threads = match target {
+        Target::Cpu(threads) => format!(", {} threads each", threads.per_rank),
+        Target::Cuda(..) => String::new(),
+    };
+    tracing::info!(
+        "{} lanes of {} ranks{threads}; steps of up to {} rows in {} sizes; KV cache {cache_tokens} tokens a lane, {kv_dtype:?}",
+        mesh.lanes(),
+        mesh.ranks_per_lane(),
+        lattice.top().rows(),
+        lattice.buckets().len(),
+    );
+    let max_model_len = scheduler.max_model_len;
+    if cache_tokens < max_model_len {
+        tracing::warn!(
+            "requests of more than {cache_tokens} tokens will be refused: the cache is smaller than the context of \
+             {max_model_len}; --kv-cache-memory or --gpu-memory-utilization make it larger"
+        );
+    }
 }
 
 /// A few, beside what computes the steps: a mask takes some tens of microseconds. Never only one, so that

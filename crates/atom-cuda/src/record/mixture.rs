@@ -1,6 +1,7 @@
 //! Routers and experts.
 
 use super::{Scene, equal};
+use crate::element::Element;
 use crate::fp8::Stored;
 use crate::fuse::{AddedExperts, Routed};
 use crate::launch::experts::{Experts, ExpertsArrays, ExpertsMaps, ExpertsPath, ExpertsThen};
@@ -69,7 +70,8 @@ impl Scene<'_> {
             unreachable!("called for experts");
         };
         let hidden = self.spec(x).width;
-        if added.is_none() {
+        // What is not complete yet stays exact.
+        if added.is_none() && self.element(out) != Element::F32 {
             self.same_type(x, out)?;
         }
         let codes = |weight| self.with.shelf.codes(weight);

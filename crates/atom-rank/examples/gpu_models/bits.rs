@@ -96,7 +96,7 @@ impl Subject {
 
     /// Ways to run the request, and whether its bits are those that it has alone.
     fn runs(&self, order: SumOrder) -> Vec<(&'static str, bool)> {
-        let start = |setup: &Setup| start_in(order, setup, &self.checkpoint, self.element).0;
+        let start = |setup: &Setup| start_in(order, setup, &self.checkpoint, self.element);
         let host = start(&self.setup());
         let cold = ask(&host, self.probe());
         let warm = ask(&host, self.probe());

@@ -1,9 +1,9 @@
 //! A GPU that fails, really: each case in a process of its own, since a context that failed stays so.
 
 use crate::common::{Pending, Setup, greedy, request, send, tiny};
-use crate::{options, plan, start_on};
+use crate::{plan, start_on, the_gpu};
 use atom_base::SamplingParams;
-use atom_cuda::{CudaError, Device, DeviceMem, Element, Gpu, Launch, Module, SumOrder};
+use atom_cuda::{CudaError, Device, DeviceMem, Element, Launch, Module, SumOrder};
 use atom_engine::{EngineError, Event, Refusal};
 use atom_group::Patience;
 use atom_rank::{Host, HostError};
@@ -93,9 +93,9 @@ fn a_step_that_never_ends_is_given_up() {
 fn under_way(patience: Patience) -> (Host, [Pending; 2], Device) {
     let setup =
         Setup { poison: false, depth: 1, max_model_len: 4096, pages: 1200, patience, ..Setup::default() };
-    let gpu = Gpu::open(&options()).unwrap();
+    let gpu = the_gpu();
     let device = gpu.device().clone();
-    let host = start_on(gpu, PLAIN, &setup, &tiny("qwen3")).unwrap();
+    let host = start_on(vec![gpu], PLAIN, &setup, &tiny("qwen3")).unwrap();
     greedy(&host, &[1, 2, 3], 8);
     let pending = [5, 6].map(|token| send(&host, request(&[token, 7], 4000, SamplingParams::greedy())));
     for pending in &pending {
@@ -141,9 +141,9 @@ fn launch(device: &Device, kernel: &str, blocks: u32) {
 
 fn memory_that_is_not_there_is_named() {
     let (setup, checkpoint) = (Setup { poison: false, depth: 1, ..Setup::default() }, tiny("qwen3"));
-    let gpu = Gpu::open(&options()).unwrap();
+    let gpu = the_gpu();
     let device = gpu.device().clone();
-    let plan = plan(&setup, &checkpoint, PLAIN, device.properties());
+    let plan = plan(&setup, &checkpoint, PLAIN, device.properties(), &setup.mesh.seats().next().unwrap());
     let least = plan.sizes.fixed() + 2 * plan.sizes.page;
     let (free, total) = device.memory().unwrap();
     // Shares of the memory that are too small, and too large for what others leave.
@@ -156,14 +156,14 @@ fn memory_that_is_not_there_is_named() {
     println!("  others have the memory: {error}");
     assert!(matches!(error, CudaError::Memory(_)), "{error}");
     // A plan that was made before they came.
-    let error = start_on(gpu, PLAIN, &setup, &checkpoint).err().unwrap();
+    let error = start_on(vec![gpu], PLAIN, &setup, &checkpoint).err().unwrap();
     println!("  planned before others came: {error}");
     assert!(matches!(error, HostError::Rank { .. }) && error.to_string().contains("are free"), "{error}");
     let too_much = DeviceMem::new(&device, total as usize).err().unwrap();
     assert!(too_much.is_out_of_memory() && too_much.to_string().contains(&total.to_string()), "{too_much}");
     // Nothing of that is a failure of the GPU.
     drop(others);
-    let host = start_on(Gpu::open(&options()).unwrap(), PLAIN, &setup, &checkpoint).unwrap();
+    let host = start_on(vec![the_gpu()], PLAIN, &setup, &checkpoint).unwrap();
     assert_eq!(greedy(&host, &[1, 2, 3], 8).len(), 8);
 }
 

@@ -30,7 +30,7 @@ pub(crate) fn is_that_of_the_cpu() {
     for name in goldens::MODELS.iter().chain(goldens::MIXTURES) {
         let checkpoint = tiny(name);
         let setup = Setup { kv_dtype: KvDType::E4M3, ..Setup::default() };
-        let (gpu, _) = start_in(SumOrder::Fastest, &setup, &checkpoint, Element::F32);
+        let gpu = start_in(SumOrder::Fastest, &setup, &checkpoint, Element::F32);
         let hosts = [gpu, setup.start(&checkpoint), Setup::default().start(&checkpoint)];
         let [gpu, cpu, exact] = hosts.map(|host| ask(&host, request(&prompt(150), 8, scoring())));
         let ((median, mean), (rounding, _)) = (differences(&gpu, &cpu), differences(&exact, &cpu));
@@ -45,7 +45,7 @@ pub(crate) fn bits_stay_and_bf16_is_near() {
     for name in ["qwen3", "llama_bias", "minimax_m2"] {
         let checkpoint = tiny(name);
         let answer = |order, setup: Setup, element| {
-            let (host, _) = start_in(order, &setup, &checkpoint, element);
+            let host = start_in(order, &setup, &checkpoint, element);
             ask(&host, request(&prompt(83), 24, scoring()))
         };
         let exact = answer(SumOrder::Fastest, Setup::default(), Element::F32);

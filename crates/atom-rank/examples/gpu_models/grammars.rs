@@ -14,7 +14,7 @@ pub(crate) fn grammars() {
     for (name, pages) in [("llama", 90), ("qwen3_moe", 12)] {
         let setup = Setup { pages, ..small() };
         let checkpoint = tiny(name);
-        let (gpu, _) = start(&setup, &checkpoint, Element::F32);
+        let gpu = start(&setup, &checkpoint, Element::F32);
         let (found, preempted) = answers(gpu);
         let (expected, _) = answers(setup.start(&checkpoint));
         for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
@@ -72,7 +72,7 @@ fn a_mask_that_does_not_come_fails_its_own_request() {
         Ok(())
     };
     let setup = Setup { max_num_seqs: 8, mask_threads: 3, mask_wait: Duration::from_millis(500), ..small() };
-    let (host, _) = start(&setup, &tiny("llama"), Element::F32);
+    let host = start(&setup, &tiny("llama"), Element::F32);
     let neighbour = send(&host, request(&prompt(8), 100, SamplingParams::greedy()));
     let ended = ask(&host, odd(stuck, request(&prompt(1), 60, SamplingParams::default())));
     let Some(Err(EngineError::Grammar { fault: MaskFault::Late { waited }, .. })) = ended.end else {
@@ -96,7 +96,7 @@ fn a_host_ends_while_a_step_waits_for_a_mask() {
         Ok(())
     };
     let setup = Setup { mask_wait: Duration::from_millis(500), ..small() };
-    let (host, _) = start(&setup, &tiny("llama"), Element::F32);
+    let host = start(&setup, &tiny("llama"), Element::F32);
     let pending = send(&host, odd(stuck, request(&prompt(1), 60, SamplingParams::default())));
     door.wait_for_somebody();
     drop(pending);
