@@ -56,8 +56,8 @@ impl Landing {
         unsafe { step::publish(queue, header, results, count.unwrap_or(Address::NULL), host) }
     }
 
-    /// Waits for the end of a step of the stream that began then. What fails is left to the caller. If that takes longer than is usual, it asks the driver now and then
-    /// whether anything failed; a steady step asks nobody.
+    /// Waits for the end of a step of the stream that began then. What fails is left to the caller. If that takes longer than
+    /// is usual, it asks the driver now and then whether anything failed; a steady step asks nobody.
     pub fn wait(
         &self,
         stream: &Stream,

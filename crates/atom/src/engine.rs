@@ -197,7 +197,7 @@ const FAMILIES: &[Family] = &[
     (Kind::Counter, "atom_rows_total", "Rows computed for requests.", |s| s.real_rows as f64),
     (Kind::Counter, "atom_padding_rows_total", "Rows of replayed buckets that no request used.", |s| s.padding_rows as f64),
     (Kind::Counter, "atom_expert_rows_chosen_total", "Experts that rows were routed to, over all layers.", |s| s.expert_rows_chosen as f64),
-    (Kind::Counter, "atom_expert_rows_computed_total", "Rows of any lane that the first rank's experts computed; 0 on GPUs that share experts.", |s| s.expert_rows_computed as f64),
+    (Kind::Counter, "atom_expert_rows_computed_total", "Rows of any lane that the first rank's experts computed.", |s| s.expert_rows_computed as f64),
     (Kind::Counter, "atom_prefill_held_steps_total", "Steps in which prompts waited for other lanes' prompts.", |s| s.held_steps as f64),
     (Kind::Counter, "atom_time_cut_rows_total", "Prompt rows of the group that --step-ms-max left for later steps.", |s| s.time_cut_rows as f64),
     (Kind::Counter, "atom_edge_cut_rows_total", "Prompt rows of the group that --padding-max left for later steps.", |s| s.edge_cut_rows as f64),
