@@ -4,7 +4,7 @@
 //! * [`Scheduler`]: `want` (no side effect), `commit` (allocates exactly what the group granted, fills a
 //!   [`Plan`]), `apply` (takes in what the step computed);
 //! * [`Grammar`] and [`TokenConstraint`]: what a request may be held to; [`MaskWork`] is handed out for others
-//!   to compute;
+//!   to compute, and [`Metered`] bounds what they take;
 //! * [`Balancer`]: which lane a request goes to;
 //! * [`Pages`] and [`Lease`]: ownership of the KV cache, and the prefix cache.
 //!
@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod allowance;
 mod balance;
 mod constraint;
 mod pages;
@@ -20,6 +21,7 @@ mod request;
 mod scheduler;
 mod sequence;
 
+pub use allowance::{Allowance, Metered, Overdrawn, Spent};
 pub use balance::{Balancer, LaneLoad, LoadBalance, Placement};
 pub use constraint::{Grammar, GrammarRef, MaskWork, TokenConstraint};
 pub use pages::{Lease, Pages, Prefix};

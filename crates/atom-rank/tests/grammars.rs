@@ -5,10 +5,10 @@
 mod common;
 
 use atom_base::{FinishReason, LaneId, MaskFault, SamplingParams, TokenId};
-use atom_engine::{EngineError, Event, Grammar, GrammarRef, Refusal, Request, TokenConstraint};
+use atom_engine::{Allowance, EngineError, Event, Grammar, GrammarRef, Refusal, Request, TokenConstraint};
 use atom_group::Patience;
 use common::hooked::{Hooked, Hooks};
-use common::sums::{Door, END, Sums, check, held, odd, prompt, requests};
+use common::sums::{Door, END, Sums, check, held, metered, odd, prompt, requests};
 use common::{Answer, Setup, ask, expert_parallel, mesh, request, rest, send, tiny};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -165,6 +165,25 @@ fn a_grammar_that_fails_panics_or_allows_nothing_ends_its_own_request_with_the_r
     let (ended, _) = beside_others(&setup, held(Nothing, plain()));
     assert!(ended.tokens.is_empty());
     assert!(matches!(fault(&ended), MaskFault::Failed(why) if why.contains("no token")), "{ended:?}");
+}
+
+/// An ambiguous grammar makes steps of 170 ms, one after the other, and everybody else waits for them.
+#[test]
+fn a_request_whose_masks_take_too_much_of_a_processor_ends_with_the_numbers_and_its_neighbours_go_on() {
+    let allowance = Allowance::OF_A_REQUEST;
+    let long = || request(&prompt(1), 60, SamplingParams::default());
+    for depth in [0, 1] {
+        let setup = Setup { depth, max_num_seqs: 8, ..small() };
+        let (ended, _) = beside_others(&setup, metered(170, allowance, long()));
+        let MaskFault::Failed(why) = fault(&ended) else { panic!("{ended:?}") };
+        assert_eq!(ended.tokens.len(), 3, "{why}");
+        for number in ["680.000ms", "4 tokens", "10ms", "500ms"] {
+            assert!(why.contains(number), "{number}: {why}");
+        }
+        // Within its allowance it is like any other.
+        let (whole, _) = beside_others(&setup, metered(10, allowance, long()));
+        assert_eq!((whole.tokens.len(), whole.end), (60, Some(Ok(FinishReason::Length))));
+    }
 }
 
 #[test]

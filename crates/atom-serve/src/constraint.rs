@@ -10,10 +10,12 @@ use crate::generation::Work;
 use crate::server::Server;
 use crate::text::Reading;
 use atom_base::TokenId;
-use atom_engine::{Grammar, GrammarRef, TokenConstraint};
+use atom_engine::{Allowance, Grammar, GrammarRef, Metered, TokenConstraint};
 use atom_text::{GrammarSource, GrammarVocabulary, Instead, StructuralTag, StructuralTags, TextError, Tool};
+use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A constraint as a client asks for it.
 #[derive(Debug)]
@@ -119,7 +121,7 @@ pub(crate) fn constrain_answer(
         }
         compile(&held, instead).map_err(|error| ApiError::Grammar { name: name.to_owned(), error })
     })?;
-    work.params.grammar = Some(GrammarRef(Arc::new(Held(grammar))));
+    work.params.grammar = Some(held(grammar));
     Ok(())
 }
 
@@ -144,7 +146,7 @@ pub(crate) fn constrain(
     check_constrains(server, work, name)?;
     let grammar = server.vocabulary().and_then(|vocabulary| vocabulary.compile(source));
     let grammar = grammar.map_err(|error| ApiError::Grammar { name: name.to_owned(), error })?;
-    work.params.grammar = Some(GrammarRef(Arc::new(Held(grammar))));
+    work.params.grammar = Some(held(grammar));
     Ok(())
 }
 
@@ -343,6 +345,16 @@ fn twice(name: &str, first: &str) -> ApiError {
     }
 }
 
+/// A grammar that ends a request which makes all others wait.
+fn held(grammar: atom_text::Grammar) -> GrammarRef {
+    GrammarRef(Arc::new(Metered::new(Arc::new(Held(grammar)), Allowance::OF_A_REQUEST, thread_time)))
+}
+
+/// How much of a processor's time this thread has had.
+fn thread_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
+
 impl Grammar for Held {
     fn start(&self) -> Result<Box<dyn TokenConstraint>, String> {
         Ok(Box::new(Continuation(self.0.start())))
@@ -439,3 +451,24 @@ const SCHEMA_WORDS: &[Field] = &[
 ];
 const JSON_SCHEMA: &str = r#"{"type": ["object", "boolean"]}"#;
 const SCHEMA_OR_TEXT: Takes = Schema(r#"{"type": ["object", "boolean", "string"]}"#);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Beside a thread that works this one stands still.
+    #[test]
+    fn the_clock_of_masks_counts_the_work_of_its_own_thread() {
+        let before = thread_time();
+        let theirs = std::thread::spawn(|| {
+            let begun = thread_time();
+            while thread_time() < begun + Duration::from_millis(300) {}
+            thread_time() - begun
+        });
+        let theirs = theirs.join().unwrap();
+        let ours = thread_time() - before;
+        assert!(ours < theirs, "{ours:?} of waiting beside {theirs:?} of work");
+        while thread_time() == before {}
+        assert!(thread_time() > before);
+    }
+}

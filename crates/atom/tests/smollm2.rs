@@ -11,14 +11,16 @@ mod text;
 
 use atom_base::{SamplingParams, TokenId};
 use atom_cpu::Activations;
+use atom_engine::{Allowance, Grammar, Metered, Spent, TokenConstraint};
 use atom_ops::KvDType;
 use atom_rank::Host;
 use atom_text::{GrammarSource, GrammarVocabulary};
 use atom_weights::Checkpoint;
 use common::{Answer, Setup, ask, golden, ids, mesh, request, send};
+use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Two logits closer than this may change places.
 const MARGIN: f64 = 0.15;
@@ -270,6 +272,27 @@ fn person() -> Value {
     })
 }
 
+/// A grammar as the engine takes it.
+struct Whole(atom_text::Grammar);
+
+struct Document(atom_text::Constraint);
+
+impl Grammar for Whole {
+    fn start(&self) -> Result<Box<dyn TokenConstraint>, String> {
+        Ok(Box::new(Document(self.0.start())))
+    }
+}
+
+impl TokenConstraint for Document {
+    fn mask(&mut self, allowed: &mut [u32]) -> Result<(), String> {
+        self.0.mask(allowed)
+    }
+
+    fn advance(&mut self, token: TokenId) -> Result<(), String> {
+        self.0.advance(token)
+    }
+}
+
 /// Documents at random through the masks of the whole vocabulary.
 #[test]
 fn masks_over_the_models_vocabulary_lead_to_documents_of_the_schema() {
@@ -279,14 +302,18 @@ fn masks_over_the_models_vocabulary_lead_to_documents_of_the_schema() {
     let vocabulary = GrammarVocabulary::new(tokenizer, &[]).unwrap();
     let made = start.elapsed();
     let start = Instant::now();
-    let grammar = vocabulary.compile(&GrammarSource::JsonSchema(person())).unwrap();
+    let grammar = Whole(vocabulary.compile(&GrammarSource::JsonSchema(person())).unwrap());
     let compiled = start.elapsed();
+    // As requests are held, of whom one wrote all of these documents.
+    let clock = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
+    let grammar = Metered::new(Arc::new(grammar), Allowance::OF_A_REQUEST, clock);
     let mut mask = vec![0u32; tokenizer.vocab_size().div_ceil(32)];
     let (mut times, mut ended) = (Vec::new(), 0);
     for document in 0..40 {
-        let (mut constraint, mut tokens) = (grammar.start(), Vec::new());
+        let (mut constraint, mut tokens) = (grammar.start().unwrap(), Vec::new());
         while tokens.len() < 300 {
             let start = Instant::now();
+            mask.fill(0);
             constraint.mask(&mut mask).unwrap();
             times.push(start.elapsed());
             let allowed: Vec<TokenId> =
@@ -314,6 +341,9 @@ fn masks_over_the_models_vocabulary_lead_to_documents_of_the_schema() {
         }
     }
     assert!(ended > 0, "no document came to its end");
+    let Spent { time, masks } = grammar.spent();
+    let tenth = Allowance { each: Allowance::OF_A_REQUEST.each / 10, beside: Allowance::OF_A_REQUEST.beside };
+    assert_eq!(tenth.verdict(Spent { time, masks }), Ok(()), "an honest grammar comes near its allowance");
     times.sort();
     let mean = times.iter().sum::<std::time::Duration>() / times.len() as u32;
     let at = |share: usize| times[times.len() * share / 1000];

@@ -2,8 +2,10 @@
 
 use super::{Answer, request};
 use atom_base::{FinishReason, SamplingParams, TokenId};
-use atom_engine::{Grammar, GrammarRef, Request, TokenConstraint};
+use atom_engine::{Allowance, Grammar, GrammarRef, Metered, Request, TokenConstraint};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 /// A token may follow those before it if it is of their kind: `token % 7` is the sum of all before it,
 /// `% 7`. So a mask depends on everything that was taken in, in order and once. After `length` tokens only
@@ -113,6 +115,18 @@ pub fn held(grammar: impl Grammar + 'static, request: Request) -> Request {
 
 pub fn odd(with: impl Fn(usize) -> Result<(), String> + Send + Sync + 'static, request: Request) -> Request {
     held(Odd { with: Arc::new(with) }, request)
+}
+
+/// Every mask takes so many milliseconds of a clock that only they move.
+pub fn metered(mask_ms: u64, allowance: Allowance, request: Request) -> Request {
+    let clock = Arc::new(AtomicU64::new(0));
+    let moved = Arc::clone(&clock);
+    let with = move |_| {
+        moved.fetch_add(mask_ms, Ordering::SeqCst);
+        Ok(())
+    };
+    let clock = move || Duration::from_millis(clock.load(Ordering::SeqCst));
+    held(Metered::new(Arc::new(Odd { with: Arc::new(with) }), allowance, clock), request)
 }
 
 pub fn prompt(seed: u32) -> Vec<TokenId> {
