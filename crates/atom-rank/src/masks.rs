@@ -2,7 +2,8 @@
 
 use atom_base::{MaskClock, MaskFault};
 use atom_engine::{MaskWork, Plan};
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,47 +20,105 @@ pub(crate) struct MaskPool {
 }
 
 struct Queue {
-    /// In the order in which it came. Never grows.
-    work: VecDeque<Turn>,
+    /// The next one is the greatest. Never grows.
+    work: BinaryHeap<Turn>,
+    /// Who has work that waits. Never grows.
+    clients: HashMap<usize, Waiting>,
     room: usize,
     /// Of the work that was taken last.
     turn: u64,
+    /// Work that ever came.
+    came: u64,
     is_closed: bool,
 }
 
-/// Work, and when it is its turn: of one request's in later and later rounds. The lowest is next.
+/// Of one request.
+#[derive(Clone, Copy)]
+struct Waiting {
+    masks: usize,
+    /// Turn of the last of them.
+    last: u64,
+}
+
+/// Work, and when it is its turn: of one request's in later and later rounds. The lowest is next, and of equals
+/// the one that came first.
 struct Turn {
     turn: u64,
+    came: u64,
     work: MaskWork,
 }
 
 impl Queue {
     fn new(room: usize) -> Self {
-        Self { work: VecDeque::with_capacity(room), room, turn: 0, is_closed: false }
+        let (work, clients) = (BinaryHeap::with_capacity(room), HashMap::with_capacity(room));
+        Self { work, clients, room, turn: 0, came: 0, is_closed: false }
     }
 
     /// False, and whoever waits for it is told, if there is no room even without what nobody waits for.
     fn push(&mut self, work: MaskWork) -> bool {
         if self.work.len() == self.room {
-            self.work.retain(|turn| !turn.work.is_abandoned());
+            self.forget_abandoned();
         }
         if self.work.len() == self.room {
             work.refuse(MaskFault::Busy { waiting: self.room });
             return false;
         }
-        // Choices of a request come one behind the other, so the last of them is found soon.
-        let last = self.work.iter().rev().find(|turn| turn.work.client() == work.client());
-        let turn = last.map_or(self.turn, |last| (last.turn + 1).max(self.turn));
-        self.work.push_back(Turn { turn, work });
+        let waiting = self.clients.entry(work.client()).or_insert(Waiting { masks: 0, last: self.turn });
+        let turn = if waiting.masks == 0 { self.turn } else { (waiting.last + 1).max(self.turn) };
+        *waiting = Waiting { masks: waiting.masks + 1, last: turn };
+        self.came += 1;
+        self.work.push(Turn { turn, came: self.came, work });
         true
     }
 
     fn pop(&mut self) -> Option<MaskWork> {
-        let (at, first) = self.work.iter().enumerate().min_by_key(|(_, turn)| turn.turn)?;
-        self.turn = first.turn;
-        self.work.remove(at).map(|turn| turn.work)
+        let Turn { turn, work, .. } = self.work.pop()?;
+        self.turn = turn;
+        let waiting = self.clients.get_mut(&work.client()).expect("it was counted when it came");
+        waiting.masks -= 1;
+        if waiting.masks == 0 {
+            self.clients.remove(&work.client());
+        }
+        Some(work)
+    }
+
+    /// Looks at all that waits, for which a request has ended before or ends now: never in the steady state.
+    fn forget_abandoned(&mut self) {
+        self.work.retain(|turn| !turn.work.is_abandoned());
+        self.clients.clear();
+        for Turn { turn, work, .. } in &self.work {
+            let waiting = self.clients.entry(work.client()).or_insert(Waiting { masks: 0, last: *turn });
+            *waiting = Waiting { masks: waiting.masks + 1, last: waiting.last.max(*turn) };
+        }
     }
 }
+
+impl Turn {
+    /// Greater is earlier.
+    fn key(&self) -> Reverse<(u64, u64)> {
+        Reverse((self.turn, self.came))
+    }
+}
+
+impl Ord for Turn {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+impl PartialOrd for Turn {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Turn {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Turn {}
 
 impl MaskPool {
     /// For a model's logits, and so many sequences that run at once.
@@ -106,6 +165,7 @@ impl MaskPool {
         let mut queue = self.lock();
         queue.is_closed = true;
         queue.work.clear();
+        queue.clients.clear();
         drop(queue);
         self.came.notify_all();
     }

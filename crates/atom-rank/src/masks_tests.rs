@@ -113,6 +113,79 @@ fn a_full_queue_forgets_who_is_gone_and_refuses_the_rest_with_its_number() {
     assert_eq!(*log.lock().unwrap(), ["a", "c", "a"]);
 }
 
+/// What the queue does, by looking at all of it each time.
+#[derive(Default)]
+struct Searched {
+    work: Vec<(u64, usize, &'static str)>,
+    turn: u64,
+}
+
+impl Searched {
+    fn push(&mut self, client: usize, name: &'static str) {
+        let last = self.work.iter().rev().find(|(_, other, _)| *other == client);
+        let turn = last.map_or(self.turn, |(last, ..)| (last + 1).max(self.turn));
+        self.work.push((turn, client, name));
+    }
+
+    fn pop(&mut self) -> Option<&'static str> {
+        let (at, first) = self.work.iter().enumerate().min_by_key(|(_, (turn, ..))| *turn)?;
+        self.turn = first.0;
+        Some(self.work.remove(at).2)
+    }
+}
+
+#[test]
+fn turns_are_those_that_a_search_of_the_whole_queue_finds() {
+    const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+    for seed in 0..50 {
+        let (log, mut queue, mut model) = (Log::default(), Queue::new(64), Searched::default());
+        let grammars: Vec<_> = NAMES
+            .map(|name| GrammarRef(Arc::new(Named { name, log: Arc::clone(&log) })))
+            .into_iter()
+            .collect();
+        let (mut cells, mut expected) = (Vec::new(), Vec::new());
+        for at in 0..400u32 {
+            let draw = atom_base::rng::philox([at, seed, 0, 0], [1, 2]);
+            let name = draw[0] as usize % NAMES.len();
+            // More come than go at first, then fewer: it fills and drains.
+            if draw[1] % 100 < (if at < 120 { 70 } else { 45 }) && model.work.len() < 64 {
+                let (work, cell) = MaskWork::first(&grammars[name]);
+                cells.push(cell);
+                assert!(queue.push(work));
+                model.push(name, NAMES[name]);
+            } else {
+                let popped = queue.pop();
+                assert_eq!(popped.is_some(), !model.work.is_empty());
+                popped.into_iter().for_each(|work| work.run(32));
+                expected.extend(model.pop());
+            }
+            assert_eq!(queue.work.len(), model.work.len());
+            let clients: std::collections::HashSet<_> = model.work.iter().map(|(_, name, _)| name).collect();
+            assert_eq!(queue.clients.len(), clients.len(), "who has nothing that waits is forgotten");
+        }
+        run(&mut queue);
+        while let Some(name) = model.pop() {
+            expected.push(name);
+        }
+        assert_eq!(*log.lock().unwrap(), expected);
+        assert!(queue.clients.is_empty());
+    }
+}
+
+#[test]
+fn a_request_whose_work_was_forgotten_begins_again_with_the_others() {
+    let (log, mut queue) = (Log::default(), Queue::new(4));
+    // All of the first request's choices but one are gone when room is short.
+    let (work, mut cells) = request("a", &log, 4);
+    work.into_iter().for_each(|work| assert!(queue.push(work)));
+    cells.truncate(1);
+    let (more, _more) = request("b", &log, 2);
+    more.into_iter().for_each(|work| assert!(queue.push(work)));
+    assert_eq!((queue.work.len(), queue.clients.len()), (3, 2));
+    run(&mut queue);
+    assert_eq!(*log.lock().unwrap(), ["a", "b", "b"]);
+}
+
 #[test]
 fn a_grammar_that_panics_when_it_ends_takes_no_thread_along() {
     let pool = MaskPool::new(32, 8);
