@@ -67,27 +67,25 @@ pub(crate) fn compile(server: &Server, work: &mut Work) -> Result<(), ApiError> 
         work.reading = Reading::plain();
         return constrain(server, work, &name, &source);
     }
-    match source {
-        GrammarSource::Lark(_) | GrammarSource::StructuralTags(_) if thinks => {
-            Err(ApiError::ThinksFirst { name })
-        }
-        GrammarSource::Lark(_) | GrammarSource::StructuralTags(_) if calls => {
-            Err(ApiError::FormatBesideTools { name })
-        }
-        GrammarSource::Lark(_) | GrammarSource::StructuralTags(_) => {
-            work.reading = Reading::plain();
-            constrain(server, work, &name, &source)
-        }
-        _ => {
-            constrain_answer(server, work, &name, &work.reading.tools(), Instead::Format(&source))?;
-            work.reading = work.reading.clone().with_whole_content();
-            Ok(())
-        }
+    if source.stands_alone() {
+        return match (thinks, calls) {
+            (true, _) => Err(ApiError::ThinksFirst { name }),
+            (false, true) => Err(ApiError::FormatBesideTools { name }),
+            (false, false) => {
+                work.reading = Reading::plain();
+                constrain(server, work, &name, &source)
+            }
+        };
     }
+    constrain_answer(server, work, &name, &work.reading.tools(), Instead::Format(&source))?;
+    work.reading = work.reading.clone().with_whole_content();
+    Ok(())
 }
 
-/// Holds an answer to calls of `tools` and to what it may be instead. What no grammar can hold of the schema of a tool that is
-/// not strict is left out: its arguments are any object then. `name` is the field that asks for it.
+/// Holds an answer to calls of `tools` and to what it may be instead; `name` is the field that asks for it.
+///
+/// A schema that no grammar can hold is refused, with the tool's name, where its tool is strict or the answer has to be a
+/// call: whoever insists on one counts on its schema. Elsewhere its arguments are any object.
 pub(crate) fn constrain_answer(
     server: &Server,
     work: &mut Work,
@@ -248,7 +246,7 @@ fn read_source(name: &str, kind: &str, value: Value) -> Result<GrammarSource, Ap
         // A schema may come as text, since some clients make it so.
         ("json", value) => Ok(GrammarSource::JsonSchema(schema_of(name, object_or_text(name, value)?)?)),
         ("regex", Value::String(text)) => Ok(GrammarSource::Regex(text)),
-        ("grammar", Value::String(text)) => Ok(GrammarSource::Lark(text)),
+        ("grammar", Value::String(text)) => Ok(GrammarSource::of_grammar(text)),
         ("choice", Value::Array(items)) if items.is_empty() => {
             Err(wrong(name, &Value::Array(items), "a list of at least one string"))
         }
@@ -391,7 +389,7 @@ pub(crate) const FIELDS: &[Field] = &[
     field("guided_json", SCHEMA_OR_TEXT, "A JSON schema."),
     field("guided_regex", Text, "A regular expression for the whole answer."),
     field("guided_choice", List(&Text, 1, usize::MAX), "One of these."),
-    field("guided_grammar", Text, "A grammar in Lark."),
+    field("guided_grammar", Text, "A grammar in EBNF (`root ::= ..`) or Lark."),
     field("structured_outputs", Inner(&STRUCTURED), "The same in one object."),
 ];
 
@@ -404,7 +402,7 @@ const STRUCTURED: Object = Object {
         field("json", SCHEMA_OR_TEXT, "A JSON schema."),
         field("regex", Text, "A regular expression for the whole answer."),
         field("choice", List(&Text, 1, usize::MAX), "One of these."),
-        field("grammar", Text, "A grammar in Lark."),
+        field("grammar", Text, "A grammar in EBNF (`root ::= ..`) or Lark."),
         field("structural_tag", Either(&[Inner(&TAGS), Text]), "Tags within free text; may be JSON text."),
         field("json_object", Flag, "Any JSON object."),
     ]],

@@ -8,6 +8,7 @@
 //!
 //! Errors are texts for the client. A panic inside of llguidance is an error too.
 
+mod ebnf;
 mod schema;
 mod source;
 mod vocabulary;

@@ -1,5 +1,6 @@
 //! What a constraint is described by, and how it becomes a grammar of llguidance.
 
+use super::ebnf;
 use super::schema::{self, OPTIONS};
 use crate::TextError;
 use llguidance::api::TopLevelGrammar;
@@ -19,6 +20,8 @@ pub enum GrammarSource {
     Choice(Vec<String>),
     /// A grammar in the Lark dialect of llguidance.
     Lark(String),
+    /// A grammar in the EBNF of llama.cpp and xgrammar, `root ::= ..`.
+    Ebnf(String),
     /// Free text in which tagged parts have to follow their schemas.
     StructuralTags(StructuralTags),
 }
@@ -44,6 +47,16 @@ pub struct StructuralTag {
 }
 
 impl GrammarSource {
+    /// A grammar in the notation that it is written in: EBNF where a rule is defined with `::=`, else Lark.
+    pub fn of_grammar(text: String) -> Self {
+        if ebnf::is_ebnf(&text) { Self::Ebnf(text) } else { Self::Lark(text) }
+    }
+
+    /// True if it is the grammar of a whole answer, and can't stand within another one.
+    pub fn stands_alone(&self) -> bool {
+        matches!(self, Self::Lark(_) | Self::Ebnf(_) | Self::StructuralTags(_))
+    }
+
     /// Says which one it is, in errors.
     pub fn kind(&self) -> &'static str {
         match self {
@@ -51,40 +64,45 @@ impl GrammarSource {
             Self::JsonSchema(_) => "JSON schema",
             Self::Regex(_) => "regular expression",
             Self::Choice(_) => "choice",
-            Self::Lark(_) => "grammar",
+            Self::Lark(_) | Self::Ebnf(_) => "grammar",
             Self::StructuralTags(_) => "structural tag",
         }
     }
 
-    /// The grammar, if the source is within bounds.
-    pub(super) fn grammar(&self) -> Result<TopLevelGrammar, TextError> {
-        let bytes = self.bytes();
-        if bytes > SOURCE_BYTES_MAX {
-            return Err(self.refuse(format!("it has {bytes} bytes; at most {SOURCE_BYTES_MAX} are taken")));
+    /// Refuses what is too large to be looked at.
+    pub(super) fn check_bytes(&self) -> Result<(), TextError> {
+        match self.bytes() {
+            bytes if bytes > SOURCE_BYTES_MAX => {
+                Err(self.refuse(format!("it has {bytes} bytes; at most {SOURCE_BYTES_MAX} are taken")))
+            }
+            _ => Ok(()),
         }
+    }
+
+    /// The grammar of a source that is not too large.
+    pub(super) fn grammar(&self) -> Result<TopLevelGrammar, String> {
         Ok(match self {
             Self::JsonObject => TopLevelGrammar::from_json_schema(with_options(&json!({"type": "object"}))),
             Self::JsonSchema(value) => {
-                schema::check(value).map_err(|reason| self.refuse(reason))?;
+                schema::check(value)?;
                 TopLevelGrammar::from_json_schema(with_options(value))
             }
             Self::Regex(regex) => TopLevelGrammar::from_regex(unanchored(regex)),
             Self::Choice(choices) => {
                 let quoted: Vec<String> = choices.iter().map(|choice| quote(choice)).collect();
                 if quoted.is_empty() {
-                    return Err(self.refuse("it has nothing to choose from".into()));
+                    return Err("it has nothing to choose from".into());
                 }
                 TopLevelGrammar::from_lark(format!("start: CHOICE\nCHOICE: {}\n", quoted.join(" | ")))
             }
             Self::Lark(text) => {
                 if text.trim_start().is_empty() {
-                    return Err(self.refuse("it is empty".into()));
+                    return Err("it is empty".into());
                 }
                 TopLevelGrammar::from_lark(text.clone())
             }
-            Self::StructuralTags(tags) => {
-                TopLevelGrammar::from_lark(tags.lark().map_err(|reason| self.refuse(reason))?)
-            }
+            Self::Ebnf(text) => TopLevelGrammar::from_lark(ebnf::to_lark(text, "")?),
+            Self::StructuralTags(tags) => TopLevelGrammar::from_lark(tags.lark()?),
         })
     }
 
@@ -103,7 +121,8 @@ impl GrammarSource {
             Self::Choice(choices) => {
                 choices.iter().map(|choice| quote(choice)).collect::<Vec<_>>().join(" | ")
             }
-            Self::Lark(_) | Self::StructuralTags(_) => return Ok(None),
+            // See `stands_alone`.
+            Self::Lark(_) | Self::Ebnf(_) | Self::StructuralTags(_) => return Ok(None),
         };
         Ok(Some(rule))
     }
@@ -112,11 +131,13 @@ impl GrammarSource {
         TextError::Grammar { kind: self.kind(), reason }
     }
 
-    /// What other servers take and this one doesn't.
+    /// What notation was read, where there may be doubt.
     pub(super) fn with_hint(&self, reason: String) -> String {
         match self {
             Self::Lark(text) if text.contains("::=") => {
-                format!("{reason}; rules are written in the notation of Lark, 'name: ..', and not with '::='")
+                format!(
+                    "{reason}; it was read as Lark: a rule of EBNF is 'name ::= ..' at the beginning of a line"
+                )
             }
             _ => reason,
         }
@@ -126,7 +147,7 @@ impl GrammarSource {
         match self {
             Self::JsonObject => 0,
             Self::JsonSchema(value) => value.to_string().len(),
-            Self::Regex(text) | Self::Lark(text) => text.len(),
+            Self::Regex(text) | Self::Lark(text) | Self::Ebnf(text) => text.len(),
             Self::Choice(choices) => choices.iter().map(|choice| choice.len() + CHOICE_BYTES).sum(),
             Self::StructuralTags(StructuralTags { triggers, tags }) => {
                 let of_tag = |tag: &StructuralTag| {
@@ -205,7 +226,7 @@ pub(crate) fn with_options(value: &Value) -> Value {
 }
 
 /// A match is of the whole text anyway, which llguidance takes no anchors for.
-fn unanchored(regex: &str) -> &str {
+pub(super) fn unanchored(regex: &str) -> &str {
     let regex = regex.strip_prefix('^').unwrap_or(regex);
     match regex.strip_suffix('$') {
         Some(inner) if inner.bytes().rev().take_while(|&byte| byte == b'\\').count() % 2 == 0 => inner,
@@ -230,9 +251,9 @@ pub(crate) fn between_slashes(regex: &str) -> String {
     out
 }
 
-/// A string of Lark, which is one of JSON.
-fn quote(text: &str) -> String {
-    Value::from(text).to_string()
+/// A string of Lark, which is one of JSON; but for DEL, which it wants escaped.
+pub(super) fn quote(text: &str) -> String {
+    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }
 
 /// A regular expression between slashes that matches exactly this text.
@@ -253,7 +274,7 @@ pub(crate) fn regex_literal(text: &str) -> String {
 pub(super) const SOURCE_BYTES_MAX: usize = 256 << 10;
 
 /// What an entry of a list costs beside its text.
-const CHOICE_BYTES: usize = 8;
+pub(super) const CHOICE_BYTES: usize = 8;
 
 /// Between symbols of JSON: a line break and 20 levels of four blanks, or less.
 const WHITE_SPACE: &str = r"[ \n\r\t]{1,82}";

@@ -5,7 +5,7 @@ use crate::testing::{Draws, byte_tokenizer, byte_vocabulary};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-fn vocabulary(tokenizer: &Tokenizer) -> GrammarVocabulary {
+pub(super) fn vocabulary(tokenizer: &Tokenizer) -> GrammarVocabulary {
     GrammarVocabulary::new(tokenizer, &[]).unwrap()
 }
 
@@ -13,13 +13,13 @@ fn compile(source: &GrammarSource) -> Result<Grammar, crate::TextError> {
     vocabulary(&byte_tokenizer()).compile(source)
 }
 
-fn refusal(source: &GrammarSource) -> String {
+pub(super) fn refusal(source: &GrammarSource) -> String {
     let error = compile(source).expect_err(&format!("{source:.100?} was accepted"));
     assert!(error.is_clients_fault(), "{error}");
     error.to_string()
 }
 
-fn allowed(constraint: &mut Constraint, vocab: usize) -> Vec<TokenId> {
+pub(super) fn allowed(constraint: &mut Constraint, vocab: usize) -> Vec<TokenId> {
     let mut words = vec![u32::MAX; vocab.div_ceil(32) + 1];
     constraint.mask(&mut words).unwrap();
     let set: Vec<_> =

@@ -4,7 +4,7 @@ use super::{Constraint, Grammar, GrammarSource, first_line};
 use crate::pieces::PieceKind;
 use crate::{TextError, Tokenizer};
 use atom_base::TokenId;
-use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::api::ParserLimits;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use std::collections::BTreeSet;
@@ -47,12 +47,12 @@ impl GrammarVocabulary {
 
     /// Compiles a constraint, at most for [`COMPILE_TIME_MAX`]. Blocks: call it where text is worked on.
     pub fn compile(&self, source: &GrammarSource) -> Result<Grammar, TextError> {
-        let grammar = source.grammar()?;
+        source.check_bytes()?;
         let place = Place::take(&self.compiling, self.limits.at_once)?;
         let (sender, compiled) = mpsc::sync_channel(1);
-        let factory = Arc::clone(&self.factory);
+        let (factory, own) = (Arc::clone(&self.factory), source.clone());
         let body = move || {
-            let outcome = compile(&factory, grammar);
+            let outcome = compile(&factory, &own);
             drop(place);
             // Nobody listens after the deadline.
             let _ = sender.send(outcome);
@@ -97,8 +97,9 @@ impl Drop for Place {
 }
 
 /// Errors of llguidance and of its panics, which it catches itself, are texts.
-fn compile(factory: &ParserFactory, grammar: TopLevelGrammar) -> Result<Grammar, String> {
+fn compile(factory: &ParserFactory, source: &GrammarSource) -> Result<Grammar, String> {
     let made = catch_unwind(AssertUnwindSafe(|| {
+        let grammar = source.grammar()?;
         let mut first = Matcher::new(factory.create_parser(grammar));
         // What explodes, or allows nothing, mostly does so at once.
         let mut words = vec![0; factory.tok_env().tok_trie().vocab_size().div_ceil(32)];
@@ -149,7 +150,7 @@ fn word(tokenizer: &Tokenizer, token: TokenId) -> Vec<u8> {
     }
 }
 
-fn parser_limits() -> ParserLimits {
+pub(super) fn parser_limits() -> ParserLimits {
     ParserLimits {
         // A state takes 1 to 2 kB: 20 MB of one continuation at the most, a few GB if all of a large batch are
         // made to explode. Honest schemas have some hundred.
@@ -158,7 +159,10 @@ fn parser_limits() -> ParserLimits {
         max_grammar_size: 250_000,
         // The server's own words go to the client, not a dump.
         verbose_errors: false,
-        // The rest as llguidance has it: 20 ms of work on the first lexer, 15 ms on a mask.
+        // The rest as llguidance has it: 20 ms of work on the first lexer, 15 ms on a mask. A grammar that is ambiguous
+        // without end takes more, since an item costs what its row is long: at 5,000 items a mask in place of 50,000 one
+        // was cut where its masks took 180 ms already, and at 1,000 a row schemas of 300 optional properties are. So
+        // requests have an allowance beside (`atom_engine::Allowance`).
         ..ParserLimits::default()
     }
 }
