@@ -105,12 +105,16 @@ pub(crate) fn constrain_answer(
         if let Instead::Format(source) = instead {
             vocabulary.compile(source).map_err(|error| ApiError::Grammar { name: name.to_owned(), error })?;
         }
+        let is_forced = matches!(instead, Instead::Nothing);
         let mut held = tools.to_vec();
         for tool in &mut held {
             let alone = compile(std::slice::from_ref(tool), Instead::Nothing);
             match alone {
                 Ok(_) => {}
-                Err(error) if tool.strict => return Err(tool_error(vocabulary, tool, error)),
+                Err(error) if tool.strict || is_forced => {
+                    let is_loose = !tool.strict;
+                    return Err(tool_error(vocabulary, tool, error, is_loose.then_some(UNFORCED)));
+                }
                 Err(_) => tool.parameters = json!({"type": "object"}),
             }
         }
@@ -124,12 +128,20 @@ pub(crate) fn constrain_answer(
 }
 
 /// What is wrong with a tool's schema, in the words for schemas where these say it.
-fn tool_error(vocabulary: &GrammarVocabulary, tool: &Tool, error: TextError) -> ApiError {
+fn tool_error(vocabulary: &GrammarVocabulary, tool: &Tool, error: TextError, hint: Option<&str>) -> ApiError {
+    let parameters = format!("parameters of {:?}: ", tool.name);
     let error = match vocabulary.compile(&GrammarSource::JsonSchema(tool.parameters.clone())) {
         Err(TextError::Grammar { kind, reason }) => {
-            TextError::Grammar { kind, reason: format!("parameters of {:?}: {reason}", tool.name) }
+            TextError::Grammar { kind, reason: parameters.clone() + &reason }
         }
         Ok(_) | Err(_) => error,
+    };
+    let error = match error {
+        TextError::Grammar { kind, reason } => {
+            let before = if reason.starts_with(&parameters) { "" } else { &parameters };
+            TextError::Grammar { kind, reason: format!("{before}{reason}{}", hint.unwrap_or_default()) }
+        }
+        other => other,
     };
     ApiError::Grammar { name: "tools".into(), error }
 }
@@ -368,6 +380,9 @@ impl TokenConstraint for Continuation {
         self.0.advance(token)
     }
 }
+
+const UNFORCED: &str = "; 'tool_choice' insists on calls, which follow their schemas: with \"auto\" a tool without \
+                        'strict' may have any object";
 
 /// As the engine's own refusal, which nothing comes to from here.
 const NO_GRAMMARS: &str =

@@ -155,10 +155,10 @@ async fn calls_that_must_come_strict_tools_and_formats_beside_tools_are_held_to_
         (json!({"tools": [strict], "response_format": json}), true),
         (json!({"guided_regex": "[a-z]+"}), true),
         (json!({"guided_choice": ["a", "b"], "parallel_tool_calls": false}), true),
-        // What no grammar can hold is any object, unless it is strict.
+        // What no grammar can hold is any object, unless it is strict or has to be called.
         (json!({"tools": [strict, loose]}), true),
         (json!({"tools": [loose], "response_format": json}), true),
-        (json!({"tools": [loose], "tool_choice": "required"}), true),
+        (json!({"tools": [tool("f"), loose], "tool_choice": tool("f")}), true),
     ] {
         let mut body =
             json!({"messages": [{"role": "user", "content": "x"}], "tools": [tool("f"), tool("g")]});
@@ -198,6 +198,69 @@ async fn what_no_grammar_can_hold_together_is_refused() {
         ],
     )
     .await;
+}
+
+/// Whoever insists on a call was given any object, and nothing said so.
+#[tokio::test]
+async fn a_forced_call_whose_schema_no_grammar_can_hold_is_refused_in_every_api_and_every_dialect() {
+    let loose = json!({"type": "object", "properties": {"p": {"not": {"type": "string"}}}});
+    let fine = json!({"type": "object", "properties": {"p": {"enum": ["x", "y"]}}, "required": ["p"]});
+    for format in ToolFormat::ALL {
+        let dialect = Dialect { reasoning: None, tools: Some(format) };
+        let shows = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{{ messages[0].content }}";
+        let site = Site::start_model(says("ok"), text_model_with(shows, dialect, &[]), |_| {}).await;
+        let forced = [
+            (CHAT, json!("required"), json!({"type": "function", "function": {"name": "loose"}})),
+            ("/v1/responses", json!("required"), json!({"type": "function", "name": "loose"})),
+            ("/v1/messages", json!({"type": "any"}), json!({"type": "tool", "name": "loose"})),
+        ];
+        for (path, required, named) in forced {
+            let tools = |tools: &[(&str, &Value)]| {
+                tools.iter().map(|(name, schema)| in_api(path, name, schema)).collect::<Value>()
+            };
+            let both = tools(&[("fine", &fine), ("loose", &loose)]);
+            let mut body = in_every_api(&fine, None).into_iter().find(|(at, _)| *at == path).unwrap().1;
+            for choice in [&required, &named] {
+                (body["tools"], body["tool_choice"]) = (both.clone(), choice.clone());
+                let response = site.post(path, &body).await;
+                assert_eq!(response.status, 400, "{format:?} {path} {choice}: {}", response.text());
+                let message = response.json()["error"]["message"].as_str().unwrap().to_owned();
+                for word in ["\"loose\"", "not", "tool_choice"] {
+                    assert!(message.contains(word), "{word}: {message}");
+                }
+            }
+            // What can be held is, without being strict, and what need not be called is no hindrance.
+            body["tools"] = tools(&[("fine", &fine)]);
+            for tools in [body["tools"].clone(), both] {
+                let is_alone = tools.as_array().unwrap().len() == 1;
+                body["tools"] = tools;
+                body["tool_choice"] = if is_alone { required.clone() } else { named_fine(path) };
+                let response = site.post(path, &body).await;
+                assert_eq!(response.status, 200, "{format:?} {path}: {}", response.text());
+                assert!(site.fake.taken.lock().unwrap().last().unwrap().grammar.is_some());
+            }
+            (body["tools"], body["tool_choice"]) =
+                (tools(&[("fine", &fine), ("loose", &loose)]), Value::Null);
+            assert_eq!(site.post(path, &body).await.status, 200, "{format:?} {path}");
+        }
+    }
+}
+
+/// A tool that is not strict, as an API spells it.
+fn in_api(path: &str, name: &str, schema: &Value) -> Value {
+    match path {
+        CHAT => json!({"type": "function", "function": {"name": name, "parameters": schema}}),
+        "/v1/responses" => json!({"type": "function", "name": name, "parameters": schema}),
+        _ => json!({"name": name, "input_schema": schema}),
+    }
+}
+
+fn named_fine(path: &str) -> Value {
+    match path {
+        CHAT => json!({"type": "function", "function": {"name": "fine"}}),
+        "/v1/responses" => json!({"type": "function", "name": "fine"}),
+        _ => json!({"type": "tool", "name": "fine"}),
+    }
 }
 
 #[tokio::test]

@@ -96,9 +96,16 @@ fn takes(tokenizer: &Tokenizer, grammar: &Grammar, text: &str) -> bool {
 #[test]
 fn an_answer_within_the_masks_of_a_call_grammar_calls_an_offered_tool_with_arguments_of_its_schema() {
     let (schema, tools) = (weather_schema(), weather_tools());
+    // Whether a tool is strict changes nothing where it has to be called.
+    let loose: Arc<[Tool]> = tools.iter().cloned().map(|tool| Tool { strict: false, ..tool }).collect();
     for (format, tokenizer) in formats_and_tokenizers() {
         let dialect = Dialect { reasoning: None, tools: Some(format) };
         let calls = Calls { format, tools: &tools, parallel: false };
+        let of_loose = Calls { tools: &loose, ..calls };
+        let [lark, same] = [calls, of_loose].map(|calls| {
+            dialect.answer_grammar(&tokenizer, AnswerStart::Content, Some(calls), Instead::Nothing).unwrap()
+        });
+        assert_eq!(lark, same, "{}", format.name());
         let grammar = answers(&tokenizer, dialect, AnswerStart::Content, Some(calls), Instead::Nothing);
         let (mut draws, mut ended) = (Draws::new(11), 0);
         for _ in 0..6 {
