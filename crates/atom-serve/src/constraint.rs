@@ -2,6 +2,8 @@
 //! `structured_outputs`. One of them at most, read here, compiled on the text thread, and given to the
 //! engine with every choice.
 
+mod formats;
+
 use crate::declare::Takes::{Either, Flag, List, Object as Inner, OneOf, Schema, Short, Text, Unread, Word};
 use crate::declare::{Field, Object, Takes, field, needed};
 use crate::error::ApiError;
@@ -228,7 +230,7 @@ fn read_response_format(fields: &mut Fields) -> Result<Option<Wanted>, ApiError>
             })?;
             Some(read_json_schema(schema)?)
         }
-        "structural_tag" => Some(read_tags(&mut inner)?),
+        "structural_tag" => Some(read_tags(&mut inner, &RESPONSE_FORMAT, &RESPONSE_TAGS)?),
         _ => {
             let expected = "one of \"text\", \"json_object\", \"json_schema\" and \"structural_tag\"";
             return Err(wrong(&inner.name("type"), &Value::String(kind), expected));
@@ -274,10 +276,10 @@ fn read_source(name: &str, kind: &str, value: Value) -> Result<GrammarSource, Ap
             if inner.string("type")?.is_some_and(|kind| kind != "structural_tag") {
                 return Err(ApiError::Unsupported {
                     name: inner.name("type"),
-                    reason: "tags are of the type structural_tag, with structures and triggers",
+                    reason: "tags are of the type structural_tag, with a format, or with structures and triggers",
                 });
             }
-            let tags = read_tags(&mut inner)?;
+            let tags = read_tags(&mut inner, &FORMAT_TAGS, &TAGS)?;
             inner.finish()?;
             Ok(tags)
         }
@@ -303,11 +305,22 @@ fn object_or_text(name: &str, value: Value) -> Result<Value, ApiError> {
     })
 }
 
-fn read_tags(fields: &mut Fields) -> Result<GrammarSource, ApiError> {
+/// Of the younger kind, with a `format`, or of the older one.
+fn read_tags(
+    fields: &mut Fields,
+    younger: &'static Object,
+    older: &'static Object,
+) -> Result<GrammarSource, ApiError> {
+    fields.is_declared_as(younger);
+    let place = fields.name("format");
+    if let Some(format) = fields.take("format") {
+        return Ok(GrammarSource::Format(formats::read(&place, format)?));
+    }
+    fields.is_declared_as(older);
     let missing = |name: String, expected| ApiError::Missing { name, expected };
     let structures = fields.list("structures")?;
-    let structures =
-        structures.ok_or_else(|| missing(fields.name("structures"), "send a list of structures"))?;
+    let structures = structures
+        .ok_or_else(|| missing(fields.name("structures"), "send a format, or structures and triggers"))?;
     let triggers = fields.list("triggers")?;
     let triggers = triggers.ok_or_else(|| missing(fields.name("triggers"), "send a list of texts"))?;
     for (name, items) in [("structures", &structures), ("triggers", &triggers)] {
@@ -418,12 +431,17 @@ const STRUCTURED: Object = Object {
         field("regex", Text, "A regular expression for the whole answer."),
         field("choice", List(&Text, 1, usize::MAX), "One of these."),
         field("grammar", Text, "A grammar in EBNF (`root ::= ..`) or Lark."),
-        field("structural_tag", Either(&[Inner(&TAGS), Text]), "Tags within free text; may be JSON text."),
+        field(
+            "structural_tag",
+            Either(&[Inner(&FORMAT_TAGS), Inner(&TAGS), Text]),
+            "A format of formats, or tags within free text; may be JSON text.",
+        ),
         field("json_object", Flag, "Any JSON object."),
     ]],
 };
 
-const RESPONSE_FORMATS: &[&Object] = &[&FREE, &ANY_OBJECT, &RESPONSE_SCHEMA, &RESPONSE_TAGS];
+const RESPONSE_FORMATS: &[&Object] =
+    &[&FREE, &ANY_OBJECT, &RESPONSE_SCHEMA, &RESPONSE_FORMAT, &RESPONSE_TAGS];
 /// Formats of the younger APIs.
 pub(crate) const FORMATS: &[&Object] = &[&FREE, &ANY_OBJECT, &SCHEMA_FORMAT];
 const FREE: Object = Object { name: "TextFormat", groups: &[&[needed("type", Word(&["text"]), "")]] };
@@ -448,6 +466,15 @@ const RESPONSE_TAGS: Object = Object {
     name: "StructuralTagResponseFormat",
     groups: &[&[needed("type", Word(&["structural_tag"]), "")], TAG_FIELDS],
 };
+const RESPONSE_FORMAT: Object = Object {
+    name: "FormatResponseFormat",
+    groups: &[&[needed("type", Word(&["structural_tag"]), ""), FORMAT_OF_TAGS]],
+};
+const FORMAT_TAGS: Object = Object {
+    name: "StructuralFormat",
+    groups: &[&[field("type", Word(&["structural_tag"]), ""), FORMAT_OF_TAGS]],
+};
+const FORMAT_OF_TAGS: Field = needed("format", OneOf(&formats::FORMATS), "See docs/structured_output.md.");
 const TAGS: Object =
     Object { name: "StructuralTags", groups: &[&[field("type", Word(&["structural_tag"]), "")], TAG_FIELDS] };
 const TAG_FIELDS: &[Field] = &[
@@ -457,12 +484,13 @@ const TAG_FIELDS: &[Field] = &[
 const STRUCTURE: Object =
     Object { name: "Structure", groups: &[&[needed("begin", Text, ""), SCHEMA, needed("end", Text, "")]] };
 
-const SCHEMA: Field = needed("schema", Schema(JSON_SCHEMA), "A JSON schema; see docs/structured_output.md.");
+const SCHEMA: Field =
+    needed("schema", Schema(SCHEMA_OF_JSON), "A JSON schema; see docs/structured_output.md.");
 const SCHEMA_WORDS: &[Field] = &[
     field("description", Unread(&Text), ""),
     field("strict", Unread(&Flag), "Of no consequence: the schema always holds."),
 ];
-const JSON_SCHEMA: &str = r#"{"type": ["object", "boolean"]}"#;
+const SCHEMA_OF_JSON: &str = r#"{"type": ["object", "boolean"]}"#;
 const SCHEMA_OR_TEXT: Takes = Schema(r#"{"type": ["object", "boolean", "string"]}"#);
 
 #[cfg(test)]

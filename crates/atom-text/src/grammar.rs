@@ -9,10 +9,12 @@
 //! Errors are texts for the client. A panic inside of llguidance is an error too.
 
 mod ebnf;
+mod format;
 mod schema;
 mod source;
 mod vocabulary;
 
+pub use format::{Format, FormatKind, Tag, TagCount};
 pub(crate) use schema::check as check_schema;
 pub use source::{GrammarSource, StructuralTag, StructuralTags};
 pub(crate) use source::{between_slashes, regex_literal, with_options};

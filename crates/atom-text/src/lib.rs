@@ -51,7 +51,10 @@ pub use cache::{TokenCache, TokenCacheCounts};
 pub use content::{flatten_content, flatten_messages};
 pub use detokenizer::Detokenizer;
 pub use error::TextError;
-pub use grammar::{Constraint, Grammar, GrammarSource, GrammarVocabulary, StructuralTag, StructuralTags};
+pub use grammar::{
+    Constraint, Format, FormatKind, Grammar, GrammarSource, GrammarVocabulary, StructuralTag, StructuralTags,
+    Tag, TagCount,
+};
 pub use source::{GgufVocabulary, TokenizerSource};
 pub use stop::{StopStrings, Stopped};
 pub use template::{ChatTemplate, TemplateInput};

@@ -42,6 +42,20 @@ async fn every_way_to_constrain_reaches_the_engine_with_every_choice() {
         json!({"structures": [{"begin": "<t>", "schema": {"const": 1}, "end": "</t>"}], "triggers": ["<t"]});
     let mut tagged = tags.clone();
     tagged["type"] = json!("structural_tag");
+    let format = json!({"type": "structural_tag", "format": {"type": "sequence", "elements": [
+        {"type": "optional", "content": {"type": "const_string", "value": "So: "}},
+        {"type": "tag", "begin": "<think>", "content": {"type": "any_text"}, "end": ["</think>", "</thought>"]},
+        {"type": "triggered_tags", "triggers": ["<f="], "excludes": ["!"], "stop_after_first": true, "tags": [
+            {"begin": "<f=a>", "content": {"type": "json_schema", "json_schema": schema, "style": "json"}, "end": "</f>"},
+            {"type": "tag", "begin": "<f=b>", "content": {"type": "grammar", "grammar": "root ::= [0-9]+"}, "end": "</f>"},
+        ]},
+    ]}});
+    let list = json!({"format": {"type": "tags_with_separator", "separator": ", ", "at_least_one": true, "tags": [
+        {"begin": "<i>", "end": "</i>", "content": {"type": "or", "elements": [
+            {"type": "regex", "pattern": "[a-z]{2}"},
+            {"type": "repeat", "min": 1, "max": -1, "content": {"type": "const_string", "value": "9"}},
+        ]}},
+    ]}});
     let number = r#"{"a": 12}"#;
     let json_schema = json!({"name": "n", "schema": schema, "strict": true, "description": "d"});
     for (fields, fits, breaks) in [
@@ -52,6 +66,14 @@ async fn every_way_to_constrain_reaches_the_engine_with_every_choice() {
             "{\"b\": 1}",
         ),
         (json!({"response_format": tagged}), "text <t>1</t>", "text <t>2</t>"),
+        (json!({"response_format": format}), "So: <think>hm</thought>ok <f=b>12</f>", "<think>hm</think>oh!"),
+        (json!({"response_format": format}), "<think></think><f=a>{\"a\":1}</f>", "<f=a>{\"a\":1}</f>"),
+        (
+            json!({"structured_outputs": {"structural_tag": list}}),
+            "<i>ab</i>, <i>999</i>",
+            "<i>ab</i><i>cd</i>",
+        ),
+        (json!({"structured_outputs": {"structural_tag": format.to_string()}}), "<think></think>", "<think>"),
         (json!({"guided_json": schema}), number, "{}"),
         (json!({"guided_json": schema.to_string()}), number, "{}"),
         (json!({"guided_regex": "a+b?"}), "aab", "abb"),
@@ -97,6 +119,7 @@ async fn constraints_that_can_not_be_met_are_a_400_that_names_the_field() {
     let deep = (0..40).fold(json!({}), |inner, _| json!({"type": "object", "properties": {"a": inner}}));
     let deeper = (0..55).fold(json!({}), |inner, _| json!({"type": "object", "properties": {"a": inner}}));
     let format = |schema: Value| json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}});
+    let tags = |format: Value| json!({"response_format": {"type": "structural_tag", "format": format}});
     let explodes: String = (0..30).map(|i| format!("A{}: A{i} A{i}\n", i + 1)).collect();
     let explodes = format!("start: A30\nA0: /[ab]*a[ab]{{300}}/\n{explodes}");
     let fine = site.post(CHAT, &body(CHAT, &format(deep))).await;
@@ -131,6 +154,68 @@ async fn constraints_that_can_not_be_met_are_a_400_that_names_the_field() {
             json!({"response_format": {"type": "structural_tag", "structures": [{"begin": "<a"}], "triggers": ["<"]}}),
             "response_format.structures[0].end",
             "missing",
+        ),
+        (tags(json!({"type": "token", "token": 5})), "response_format.format.type: token", "special ones"),
+        (
+            tags(json!({"type": "dispatch", "rules": []})),
+            "response_format.format.type: dispatch",
+            "triggered_tags",
+        ),
+        (tags(json!({"type": "chorus"})), "response_format.format.type", "one of const_string, json_schema"),
+        (tags(json!("any_text")), "response_format.format", "an object"),
+        (
+            tags(json!({"type": "any_text", "max_tokens": 5})),
+            "response_format.format.max_tokens",
+            "max_chars",
+        ),
+        (
+            tags(json!({"type": "any_text", "excludes": [""]})),
+            "response_format.format.excludes[0]",
+            "not empty",
+        ),
+        (
+            tags(json!({"type": "json_schema", "json_schema": {}, "style": "qwen_xml"})),
+            "response_format.format.style",
+            "only JSON",
+        ),
+        (
+            tags(json!({"type": "json_schema", "json_schema": {}, "any_order": true})),
+            "response_format.format.any_order",
+            "required",
+        ),
+        (tags(json!({"type": "or", "elements": []})), "response_format.format.elements", "at least one"),
+        (
+            tags(json!({"type": "or", "elements": [{"type": "regex"}]})),
+            "response_format.format.elements[0].pattern",
+            "missing",
+        ),
+        (
+            tags(json!({"type": "repeat", "min": 3, "max": 2, "content": {}})),
+            "response_format.format.max",
+            "at least the 3",
+        ),
+        (
+            tags(json!({"type": "tag", "begin": {"type": "token", "token": 1}, "end": ""})),
+            "response_format.format.begin",
+            "of text",
+        ),
+        (
+            tags(json!({"type": "tag", "begin": "", "end": "", "content": {"type": "star"}})),
+            "response_format.format.content.content",
+            "missing",
+        ),
+        (tags(json!({"type": "const_string", "value": "a", "x": 1})), "response_format.format.x", "unknown"),
+        (
+            tags(
+                json!({"type": "sequence", "elements": [{"type": "any_text"}, {"type": "json_schema", "json_schema": {}}]}),
+            ),
+            "response_format",
+            "response_format.format.elements[0]: it can't be told where this ends",
+        ),
+        (
+            tags(json!({"type": "grammar", "grammar": "start: \"a\""})),
+            "response_format",
+            "format.grammar: line 1",
         ),
         (format(json!(5)), "response_format.json_schema.schema", "an object, true or false"),
         (format(json!({"type": "nonsense"})), "response_format", "nonsense"),

@@ -1,6 +1,7 @@
 //! What a constraint is described by, and how it becomes a grammar of llguidance.
 
 use super::ebnf;
+use super::format::Format;
 use super::schema::{self, OPTIONS};
 use crate::TextError;
 use llguidance::api::TopLevelGrammar;
@@ -24,6 +25,8 @@ pub enum GrammarSource {
     Ebnf(String),
     /// Free text in which tagged parts have to follow their schemas.
     StructuralTags(StructuralTags),
+    /// Formats made of formats, as xgrammar has them.
+    Format(Format),
 }
 
 /// Text in which, from a trigger on, one of the tags has to stand.
@@ -54,7 +57,7 @@ impl GrammarSource {
 
     /// True if it is the grammar of a whole answer, and can't stand within another one.
     pub fn stands_alone(&self) -> bool {
-        matches!(self, Self::Lark(_) | Self::Ebnf(_) | Self::StructuralTags(_))
+        matches!(self, Self::Lark(_) | Self::Ebnf(_) | Self::StructuralTags(_) | Self::Format(_))
     }
 
     /// Says which one it is, in errors.
@@ -65,7 +68,7 @@ impl GrammarSource {
             Self::Regex(_) => "regular expression",
             Self::Choice(_) => "choice",
             Self::Lark(_) | Self::Ebnf(_) => "grammar",
-            Self::StructuralTags(_) => "structural tag",
+            Self::StructuralTags(_) | Self::Format(_) => "structural tag",
         }
     }
 
@@ -103,6 +106,7 @@ impl GrammarSource {
             }
             Self::Ebnf(text) => TopLevelGrammar::from_lark(ebnf::to_lark(text, "")?),
             Self::StructuralTags(tags) => TopLevelGrammar::from_lark(tags.lark()?),
+            Self::Format(format) => TopLevelGrammar::from_lark(format.lark()?),
         })
     }
 
@@ -122,7 +126,7 @@ impl GrammarSource {
                 choices.iter().map(|choice| quote(choice)).collect::<Vec<_>>().join(" | ")
             }
             // See `stands_alone`.
-            Self::Lark(_) | Self::Ebnf(_) | Self::StructuralTags(_) => return Ok(None),
+            Self::Lark(_) | Self::Ebnf(_) | Self::StructuralTags(_) | Self::Format(_) => return Ok(None),
         };
         Ok(Some(rule))
     }
@@ -149,6 +153,7 @@ impl GrammarSource {
             Self::JsonSchema(value) => value.to_string().len(),
             Self::Regex(text) | Self::Lark(text) | Self::Ebnf(text) => text.len(),
             Self::Choice(choices) => choices.iter().map(|choice| choice.len() + CHOICE_BYTES).sum(),
+            Self::Format(format) => format.bytes(),
             Self::StructuralTags(StructuralTags { triggers, tags }) => {
                 let of_tag = |tag: &StructuralTag| {
                     tag.begin.len() + tag.end.len() + tag.schema.to_string().len() + CHOICE_BYTES
