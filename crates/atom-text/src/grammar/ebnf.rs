@@ -7,6 +7,7 @@
 //! The notation is that of <https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md> and of xgrammar's
 //! "EBNF Grammar". What reaches beyond text (tokens, dispatch on tags, temperatures, lookahead) is refused by name.
 
+mod automaton;
 mod lexemes;
 mod parse;
 mod write;

@@ -157,8 +157,9 @@ fn regular_expressions_choices_and_grammars_are_followed() {
         walks(&GrammarSource::Regex(regex.into()), 20, is_date);
     }
     walks(&GrammarSource::Regex(r"x/y\$".into()), 3, |text| assert_eq!(text, "x/y$"));
-    let choices =
-        ["yes", "ye", "日本", "with \"quotes\" and \\", "🦀\n", "<|end|>"].map(String::from).to_vec();
+    let choices = ["yes", "ye", "日本", "with \"quotes\" and \\", "🦀\n", "\u{7f}", "<|end|>"]
+        .map(String::from)
+        .to_vec();
     walks(&GrammarSource::Choice(choices.clone()), 40, |text| assert!(choices.iter().any(|c| c == text)));
     let lark = "start: \"(\" start* \")\"";
     walks(&GrammarSource::Lark(lark.into()), 20, |text| {
