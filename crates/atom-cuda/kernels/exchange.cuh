@@ -21,6 +21,8 @@ constexpr u32 BLOCKS_MAX = 128;
 constexpr u32 LINE = 128;
 /// Bytes into a window: the round in which this member gave up, and the table.
 constexpr u32 GAVE_UP = 0, TABLE = LINE;
+/// What stands there, and in flags, before there is a round: a number that no round is near for long.
+constexpr u32 NEVER = 0x80808080u;
 /// Looks at a flag between two at the host's word and the clock, and looks without a pause.
 constexpr u32 LOOKS = 64, LOOKS_EAGER = 256;
 
@@ -125,13 +127,16 @@ __device__ __forceinline__ void wait_for(const Meeting& m, u32 round, u32 member
     }
 }
 
-/// Says to all members that this block's part is in their windows, and waits for theirs. All threads call it.
+/// Says to all members that this block's part is in their windows, and waits for theirs. All threads call it. Who has given
+/// up says nothing more: what it brings since then is worth nothing, and the others must not take it.
 __device__ __forceinline__ void meet(const Meeting& m, const Exchange& exchange, u32 round) {
-    __syncthreads();
     u32 member = threadIdx.x;
-    if (member < m.members && member != m.me) {
+    bool speaks = member < m.members && member != m.me;
+    u32 gave_up = speaks ? load_relaxed((const u32*)(m.window + GAVE_UP)) : NEVER;
+    __syncthreads();
+    if (speaks) {
         // Behind a barrier it releases what the block's other threads stored as well.
-        store_release(flag_of(m, exchange.windows[member], m.me), round);
+        if (gave_up == NEVER) store_release(flag_of(m, exchange.windows[member], m.me), round);
         wait_for(m, round, member);
     }
     __syncthreads();

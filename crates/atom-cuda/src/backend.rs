@@ -1,7 +1,9 @@
 //! [`CudaBackend`]: one rank on one GPU.
 
+mod attention;
 mod operators;
 
+pub(crate) use attention::Attention;
 pub use operators::{OperatorTime, StepTimes};
 
 use crate::blas::Blas;
@@ -13,8 +15,6 @@ use crate::fuse::{Fused, FusedFp8, Step, fuse};
 use crate::gpu::Gpu;
 use crate::kernels::Queue;
 use crate::landing::{Landing, Pace, TURNS, turn};
-use crate::launch::attend::{AttendHeads, AttendKernels};
-use crate::launch::attend_few::AttendFew;
 use crate::launch::experts::Experts;
 use crate::launch::rope::CacheLayer;
 use crate::masks::Masks;
@@ -31,10 +31,10 @@ use crate::sampler::Sampler;
 use crate::staging::Staging;
 use crate::wait;
 use crate::weights::{Carrier, Delivery, Shelf};
-use crate::work::WorkSpec;
 use atom_base::{ScoredToken, TokenId, slot_of_last};
 use atom_ops::{
-    Backend, Collectives, ExpertRows, LoadWeights, OpsError, Recording, Reserve, Slice, StepInputs, Weight,
+    Backend, Collectives, Comm, ExpertRows, LoadWeights, OpsError, Recording, Reserve, Slice, StepInputs,
+    Weight,
 };
 use atom_weights::Tensor;
 use std::collections::VecDeque;
@@ -85,6 +85,8 @@ pub(crate) struct Reserved {
     host: Staging,
     pub(crate) landing: Landing,
     pub(crate) meetings: Meetings,
+    /// This rank's lane among those of its group.
+    pub(crate) lane: usize,
     /// Steps that were launched and not finished, the oldest first.
     flights: VecDeque<Flight>,
     /// When the last step ended.
@@ -104,31 +106,6 @@ struct Flight {
     counts_experts: bool,
 }
 
-/// How this model's attention is computed.
-pub(crate) struct Attention {
-    pub(crate) heads: AttendHeads,
-    pub(crate) kernels: AttendKernels,
-    pub(crate) work: Option<WorkSpec>,
-    /// For steps of few rows.
-    pub(crate) few: Option<AttendFew>,
-    pub(crate) scratch: DeviceMem,
-    letters_offset: usize,
-}
-
-impl Attention {
-    /// Where the blocks of [`AttendFew`] leave their sums.
-    pub(crate) fn letters(&self) -> Address {
-        self.scratch.address().plus(self.letters_offset)
-    }
-
-    /// Counters start at 0, letters with all bits 1, and every launch leaves them so.
-    fn clear(&self, stream: &Stream) -> Result<(), CudaError> {
-        let (start, end) = (self.letters_offset, self.scratch.bytes());
-        self.scratch.fill(stream, 0, start, 0)?;
-        self.scratch.fill(stream, start, end - start, 0xff)
-    }
-}
-
 impl CudaBackend {
     /// Takes the room for weights. `place` is among whom it computes.
     pub fn new(mut gpu: Gpu, plan: &Plan, place: Place) -> Result<Self, OpsError> {
@@ -142,7 +119,12 @@ impl CudaBackend {
             paces: Vec::new(),
             reserved: None,
             fp8_blas: Fp8Blas::default(),
-            blas: Blas::new(&gpu.cublaslt, &gpu.device, plan.sizes.order, gpu.cache.as_deref())?,
+            blas: Blas::new(
+                &gpu.cublaslt,
+                &gpu.device,
+                plan.sizes.order,
+                (gpu.cache.as_deref(), place.choices()),
+            )?,
             weights: DeviceMem::new(&gpu.device, plan.sizes.weights)?,
             shelf: Shelf::new(plan.sizes.element, stays),
             carrier: Some(Carrier::new(&gpu.device)?),
@@ -489,6 +471,7 @@ impl Reserved {
             host: Staging::new([pinned()?, pinned()?], reserve, attention.work),
             landing: Landing::new(device, reserve.top.out_rows)?,
             meetings: Meetings::new(stream, place, &sizes.sets)?,
+            lane: place.me(Comm::Group),
             flights: VecDeque::with_capacity(TURNS),
             landed: Instant::now(),
             masks: Masks::new(reserve.top.out_rows),
@@ -556,6 +539,7 @@ impl Reserved {
         assert!(inputs.positions.len() == rows && inputs.cache_rows.len() == rows, "arrays of {rows} rows");
         assert!(inputs.out.iter().all(|out| (out.row as usize) < rows), "out rows are among {rows} rows");
         assert_eq!(inputs.group_rows.len(), shape.lanes, "lanes of the group");
+        assert_eq!(inputs.lane, self.lane, "this rank's lane");
         let granted = inputs.group_rows[inputs.lane] as usize;
         assert!(rows <= granted && granted <= shape.rows, "{rows} rows of {granted} granted");
         let known = |&token: &TokenId| match slot_of_last(token) {

@@ -5,7 +5,7 @@ mod timing;
 pub(crate) use timing::Operands;
 
 use crate::api::CublasLt;
-use crate::choices::Choices;
+use crate::choices::{AllChoices, Choices};
 use crate::device::{Device, Stream};
 use crate::element::Element;
 use crate::error::CudaError;
@@ -16,7 +16,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// `out[rows, outputs] = x[rows, inputs] weight[outputs, inputs]^T`, all row-major and without gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,7 +52,7 @@ pub struct Blas {
     handle: lt::cublasLtHandle_t,
     workspace: DeviceMem,
     order: SumOrder,
-    choices: RefCell<Choices>,
+    choices: Arc<Mutex<Choices>>,
     chosen: RefCell<HashMap<Product, Chosen>>,
     tally: Cell<timing::Tally>,
 }
@@ -70,12 +70,13 @@ struct Chosen {
 }
 
 impl Blas {
-    /// Takes the workspace. Of one stream only: calls in turn share it. `cache` is a folder that keeps choices.
+    /// Takes the workspace. Of one stream only: calls in turn share it. `cache` is a folder that keeps choices, `choices` those
+    /// of the process.
     pub fn new(
         library: &Arc<CublasLt>,
         device: &Device,
         order: SumOrder,
-        cache: Option<&Path>,
+        (cache, choices): (Option<&Path>, &AllChoices),
     ) -> Result<Self, CudaError> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the place lives for the call; the context is current.
@@ -93,7 +94,7 @@ impl Blas {
             "{}, {} multiprocessors; cuBLASLt {version}; sums {order:?}; {FORM}",
             properties.name, properties.processors
         );
-        let (choices, chosen) = (RefCell::new(Choices::open(cache, of)), RefCell::default());
+        let (choices, chosen) = (choices.of(cache, of), RefCell::default());
         let (library, workspace) = (Arc::clone(library), DeviceMem::new(device, 0)?);
         let tally = Cell::default();
         let mut blas = Self { library, handle, workspace, order, choices, chosen, tally };
@@ -110,13 +111,17 @@ impl Blas {
     pub fn choose(&self, product: Product) -> Result<(), CudaError> {
         if !self.chosen.borrow().contains_key(&product) {
             let mut chosen = Chosen::new(&self.library, product)?;
-            chosen.algorithm = match self.order {
-                SumOrder::Fastest => chosen.first(self.handle, Reductions::Any)?,
-                SumOrder::Fixed => self.one_for_all_rows(&chosen)?,
-            };
+            chosen.algorithm = self.first_choice(&chosen)?;
             self.chosen.borrow_mut().insert(product, chosen);
         }
         Ok(())
+    }
+
+    fn first_choice(&self, chosen: &Chosen) -> Result<Algorithm, CudaError> {
+        match self.order {
+            SumOrder::Fastest => chosen.first(self.handle, Reductions::Any),
+            SumOrder::Fixed => self.one_for_all_rows(chosen),
+        }
     }
 
     pub(crate) fn library(&self) -> &Arc<CublasLt> {

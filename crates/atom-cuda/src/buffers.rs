@@ -105,14 +105,15 @@ pub(crate) fn elements(recording: &Recording, element: Element) -> Vec<Element> 
     elements
 }
 
-/// Elements of a row of each buffer. Kernels of experts give a row a slot for each of its choices, whoever holds the expert;
-/// the recording has as many as can fall on experts held here.
+/// Elements of a row of each buffer. Kernels of experts give a row a slot for each of its choices, whoever holds the expert,
+/// where the recording has as many as can fall on experts held here; and gate and up stay within a kernel.
 fn widths(recording: &Recording) -> Vec<usize> {
     let mut widths: Vec<usize> = recording.buffers().iter().map(|spec| spec.width).collect();
     for op in recording.ops() {
         let Op::Experts { x, ref spec, inner, gated, sums, out, .. } = *op else { continue };
         let hidden = recording.buffers()[usize::from(x.0)].width;
-        let mut slots = vec![(inner, 2 * spec.width), (gated, spec.width)];
+        widths[usize::from(inner.0)] = 0;
+        let mut slots = vec![(gated, spec.width)];
         slots.extend((!sums).then_some((out, hidden)));
         for (buf, width) in slots {
             let of = &mut widths[usize::from(buf.0)];

@@ -1,10 +1,12 @@
-//! Which algorithm each product got, kept on disk beside the compiled kernels: timed once, and the same at every start.
+//! Which algorithm each product got, kept on disk beside the compiled kernels: timed once, and the same at every start and for
+//! all ranks of a process. Ranks of a lane compute the same rows, and must not add them in different orders.
 
 use crate::blas::Product;
 use crate::compile::{hex, recall, remember};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// An algorithm as cuBLASLt gives it out: words that mean something to the same version of it only.
 pub(crate) type Words = [u64; 8];
@@ -15,6 +17,21 @@ pub(crate) struct Choices {
     /// What the file is for: its first line, and in its name.
     of: String,
     kept: BTreeMap<String, Words>,
+    /// What products got untimed, for this process only.
+    first: BTreeMap<String, Words>,
+}
+
+/// The choices of a process, for all GPUs and orders that its ranks have.
+#[derive(Default)]
+pub struct AllChoices(Mutex<BTreeMap<String, Arc<Mutex<Choices>>>>);
+
+impl AllChoices {
+    /// Those for a GPU, a version and an order, in words: opened once.
+    pub(crate) fn of(&self, folder: Option<&Path>, of: String) -> Arc<Mutex<Choices>> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = || Arc::new(Mutex::new(Choices::open(folder, of.clone())));
+        Arc::clone(all.entry(of.clone()).or_insert_with(open))
+    }
 }
 
 impl Choices {
@@ -22,7 +39,7 @@ impl Choices {
     pub(crate) fn open(folder: Option<&Path>, of: String) -> Self {
         let name = format!("products-{}", hex(&Sha256::digest(&of)[..16]));
         let file = folder.map(|folder| folder.join(name));
-        let mut choices = Self { file, of, kept: BTreeMap::new() };
+        let mut choices = Self { file, of, kept: BTreeMap::new(), first: BTreeMap::new() };
         choices.kept = choices.on_disk();
         choices
     }
@@ -34,7 +51,13 @@ impl Choices {
 
     /// What a product got.
     pub(crate) fn of(&self, product: &Product) -> Option<Words> {
-        self.kept.get(&format!("{product:?}")).copied()
+        let product = format!("{product:?}");
+        self.kept.get(&product).or_else(|| self.first.get(&product)).copied()
+    }
+
+    /// From now on a product has this one in this process; another start may time it.
+    pub(crate) fn agree(&mut self, product: &Product, algorithm: Words) {
+        self.first.insert(format!("{product:?}"), algorithm);
     }
 
     /// From now on a product has this one.
@@ -109,6 +132,14 @@ mod tests {
         other.save();
         let both = open("two starts");
         assert_eq!([1, 2].map(|rows| both.of(&product(rows))), [Some([1; 8]), Some([2; 8])]);
+
+        // Ranks of a process have one set, with what was not timed; nobody else has that.
+        let all = AllChoices::default();
+        let [one, other] = [(); 2].map(|()| all.of(Some(&folder), "two starts".into()));
+        one.lock().unwrap().agree(&product(3), [3; 8]);
+        assert_eq!(other.lock().unwrap().of(&product(3)), Some([3; 8]));
+        one.lock().unwrap().save();
+        assert_eq!(open("two starts").of(&product(3)), None);
 
         // A byte that changed: the digest says so.
         let file = second.file.clone().expect("a folder was given");

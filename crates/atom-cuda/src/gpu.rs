@@ -94,6 +94,15 @@ impl Gpu {
         Ok(())
     }
 
+    /// Lets this GPU's kernels read and write what the other allocates.
+    ///
+    /// # Errors
+    /// There is no path between them: [`CudaError::Unsupported`] with their numbers.
+    pub fn reach(&self, other: &Self) -> Result<(), CudaError> {
+        self.device.bind()?;
+        self.device.reach(&other.device)
+    }
+
     /// Ranks that compute there.
     pub fn sharers(&self) -> u32 {
         self.sharers

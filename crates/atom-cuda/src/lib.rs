@@ -51,6 +51,7 @@ pub use api::{CublasLt, Driver, Nvrtc};
 pub use backend::{CudaBackend, OperatorTime, StepTimes};
 pub use blas::{Blas, Product};
 pub use blas_fp8::Fp8Blas;
+pub use choices::AllChoices;
 pub use compile::{Compiler, Program};
 pub use cudarc::driver::sys::{CUtensorMapDataType as MapElement, CUtensorMapSwizzle as MapSwizzle};
 pub use device::{Device, Event, Properties, Stream};

@@ -18,8 +18,8 @@ pub(crate) struct Meetings {
     distress: Option<Distress>,
     /// Rounds before the next step.
     rounds: [u32; COMMS],
-    /// Most blocks of a collective, the same on all members: as many as find room beside what else runs. 0 before all have
-    /// told where they are.
+    /// Most blocks of a collective: as many as find room beside what else runs. The same on all members, since a rank has
+    /// others in one communicator at most. 0 before all have told where they are.
     blocks_max: u32,
 }
 
@@ -76,11 +76,12 @@ impl Meetings {
             if landed.is_err() {
                 distress.abort();
                 let limits = (Duration::ZERO, ABORTED_WITHIN);
-                // What failed is said below, and says more.
-                let _ = wait::until("a step that was told to go on", limits, |_| stream.is_done());
+                let gone = wait::until("a step that was told to go on", limits, |_| stream.is_done());
+                // What is said below says more; but nothing is given back to a GPU that still runs.
+                let _ = gone.map_err(|error| stream.device().fail(error));
             }
             if let Some(absence) = distress.taken() {
-                return Err(explain(absence));
+                return Err(explain(&absence));
             }
         }
         landed.map_err(|error| stream.device().fail(error).into())
@@ -92,14 +93,17 @@ impl Meetings {
     }
 }
 
-fn explain(Absence { comm, index, member, .. }: Absence) -> OpsError {
+fn explain(&Absence { comm, index, member, aborted }: &Absence) -> OpsError {
+    let when = if aborted {
+        "had not come when the step was given up: it was waited for in"
+    } else {
+        "did not come to"
+    };
     let who = match comm {
         Comm::Lane => "rank",
         Comm::Group => "lane",
     };
-    OpsError::Collective(format!(
-        "{who} {member} of the {comm:?} did not come to collective {index} of the step"
-    ))
+    OpsError::Collective(format!("{who} {member} of the {comm:?} {when} collective {index} of the step"))
 }
 
 /// A kernel that waits looks at the host's word many times in a millisecond.

@@ -1,5 +1,6 @@
 //! Ranks of one process that meet inside recordings: where each finds the others' windows.
 
+use crate::choices::AllChoices;
 use crate::device::{Device, Stream};
 use crate::error::CudaError;
 use crate::window::Window;
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 pub struct Peers {
     posts: Mutex<Vec<Option<Post>>>, // [ranks]
     posted: Condvar,
+    choices: AllChoices,
 }
 
 /// A rank's windows. They stay until the last rank is gone: a peer may still be writing.
@@ -70,6 +72,11 @@ impl Place {
         Self::new(&Arc::default(), &Mesh::SINGLE, &seat)
     }
 
+    /// Which algorithms products got: the same for all.
+    pub(crate) fn choices(&self) -> &AllChoices {
+        &self.peers.choices
+    }
+
     /// See [`Members`].
     pub fn members(&self) -> Members {
         let [lane, group] = [0, 1].map(|comm: usize| self.circles[comm].ranks.len());
@@ -101,7 +108,17 @@ impl Place {
             for &rank in &self.circles[comm].ranks {
                 let post = self.wait_for(rank)?;
                 stream.device().reach(&post.device)?;
-                processors = processors.min(post.device.properties().processors);
+                let (mine, theirs) = (stream.device().properties(), post.device.properties());
+                if comm == index(Comm::Lane)
+                    && (&mine.name, mine.processors) != (&theirs.name, theirs.processors)
+                {
+                    return Err(CudaError::Unsupported(format!(
+                        "ranks of a lane compute the same rows and must add them in one order, so on GPUs of one kind: this one has \
+                         {}, {} multiprocessors, rank {rank} has {}, {}",
+                        mine.name, mine.processors, theirs.name, theirs.processors
+                    )));
+                }
+                processors = processors.min(theirs.processors);
                 let set_bytes = window.circle().set_bytes;
                 let theirs =
                     post.windows[comm].as_ref().filter(|theirs| theirs.circle().set_bytes == set_bytes);

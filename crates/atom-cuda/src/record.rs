@@ -104,12 +104,19 @@ impl Capture<'_> {
         } else {
             None
         };
-        let (mut choices, mut tokens) = ((0, 0), usize::MAX);
+        let (mut choices, mut experts, mut tokens) = ((0, 0), 0, usize::MAX);
         for op in recording.ops() {
             match op {
-                Op::Route { spec, .. } => choices.0 += spec.top_k,
-                // Of rows that meet others' experts the host doesn't know where they go.
-                Op::Experts { spec, .. } if recording.collectives().is_empty() => choices.1 += spec.top_k,
+                Op::Route { spec, .. } => {
+                    choices.0 += spec.top_k;
+                    experts = spec.experts;
+                }
+                // Where some experts are elsewhere, or rows of others come, the host doesn't know what is computed here.
+                Op::Experts { x, spec, .. }
+                    if scene.spec(*x).extent == Extent::Rows && spec.held == experts =>
+                {
+                    choices.1 += spec.top_k;
+                }
                 Op::Embed { table, .. } => tokens = tokens.min(scene.table(*table)?.0),
                 _ => {}
             }
@@ -342,6 +349,11 @@ impl Scene<'_> {
 
     fn staged(&self, offset: usize) -> Address {
         self.with.reserved.staging.address().plus(offset)
+    }
+
+    /// Rows granted to this lane.
+    fn granted(&self) -> Address {
+        self.staged(self.layout.group_rows).plus(self.with.reserved.lane * size_of::<u32>())
     }
 
     fn header(&self) -> Address {

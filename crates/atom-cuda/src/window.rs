@@ -82,7 +82,13 @@ impl Window {
         self.memory.write(stream, TABLE, &table)
     }
 
-    /// Queues NaN for both sets: what is not brought hereafter must not matter. Nobody may be about to write there.
+    /// For checks: this rank, which had given up, may speak again. None of its kernels may be on its way.
+    pub fn forgive(&self, stream: &Stream) -> Result<(), CudaError> {
+        self.memory.fill(stream, GAVE_UP, size_of::<u32>(), NEVER)?;
+        stream.wait()
+    }
+
+    /// For checks: queues NaN for both sets, since what is not brought hereafter must not matter. Nobody may be about to write there.
     pub fn poison(&self, stream: &Stream) -> Result<(), CudaError> {
         let start = self.circle.sets_at();
         self.memory.fill(stream, start, self.memory.bytes() - start, 0xff)
@@ -167,7 +173,7 @@ impl Distress {
         Some(Absence { comm, index: self.load(INDEX), member, aborted: why == BY_HOST })
     }
 
-    /// All is well again. No kernel of the rank's collectives may be on its way.
+    /// For checks: all is well again, see [`Window::forgive`] too. No kernel of the rank's collectives may be on its way.
     pub fn clear(&self) {
         [ABORT, WHY, INDEX, MISSING, OF].iter().for_each(|&word| self.store(word, 0));
     }
@@ -190,6 +196,8 @@ pub(crate) const BLOCKS_MAX: usize = 128;
 const SETS: usize = 2;
 /// A line of a cache, and the first one of a window, which is its owner's.
 const LINE: usize = 128;
+/// Where a window says in which round its rank gave up.
+const GAVE_UP: usize = 0;
 /// Where a window's table begins.
 const TABLE: usize = LINE;
 /// Fills flags that nobody has stored.

@@ -68,7 +68,20 @@ pub(crate) fn choose(args: &EngineArgs, mesh: &Mesh) -> Result<Option<Gpus>> {
         let options = GpuOptions { search: search.clone(), ordinal, sharers, cache: cache.clone() };
         Gpu::open(&options).with_context(|| format!("opening GPU {ordinal}"))
     };
-    Ok(Some(Gpus(all.iter().map(open).collect::<Result<_>>()?)))
+    let gpus: Vec<Gpu> = all.iter().map(open).collect::<Result<_>>()?;
+    ensure!(
+        !args.enforce_eager || gpus.iter().all(|gpu| gpu.sharers() == 1),
+        "--enforce-eager makes a graph anew for each step, which waits for a GPU that another rank shares; give each rank a GPU"
+    );
+    // Known before weights are read.
+    for (gpu, seat) in gpus.iter().zip(mesh.seats()) {
+        let meets = |other: &Seat| other.group == seat.group;
+        gpus.iter()
+            .zip(mesh.seats())
+            .filter(|(_, other)| meets(other))
+            .try_for_each(|(other, _)| gpu.reach(other))?;
+    }
+    Ok(Some(Gpus(gpus)))
 }
 
 impl fmt::Display for Gpus {
@@ -76,9 +89,12 @@ impl fmt::Display for Gpus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut names: Vec<&str> = self.0.iter().map(|gpu| gpu.device().properties().name.as_str()).collect();
         let ranks = names.len();
+        let is_shared = self.0.iter().any(|gpu| gpu.sharers() > 1);
         names.dedup();
-        if ranks > 1 {
-            write!(f, "{ranks} x ")?;
+        match (ranks, is_shared) {
+            (1, _) => {}
+            (_, false) => write!(f, "{ranks} x ")?,
+            (_, true) => write!(f, "{ranks} ranks, some of which share a GPU, on ")?,
         }
         f.write_str(&names.join(", "))
     }
@@ -135,7 +151,12 @@ pub(crate) fn plan(
         let sizes = sizes(gpu, (checkpoint, config), (element, order), &seat)?;
         gpu.device().bind()?;
         let budget = gpu.budget(utilization)?;
-        let within = sizes.pages_within(budget)?;
+        let within = sizes.pages_within(budget).with_context(|| match gpu.sharers() {
+            1 => format!("planning rank {}", seat.rank.0),
+            sharers => {
+                format!("planning rank {}, one of {sharers} that share a GPU and so its memory", seat.rank.0)
+            }
+        })?;
         if let Some(bytes) = wanted.cache_bytes {
             let asked = (bytes / ranks / sizes.page as u64) as usize;
             ensure!(

@@ -415,7 +415,6 @@ fn mask_threads() -> usize {
 /// mask come to some 20 ms; the rest is for a machine that is busy.
 const MASK_WAIT: Duration = Duration::from_secs(1);
 
-/// Rows of the largest step on a CPU: what is asked for, if it is done in time.
 /// Equal on hosts that compute the same: build, model with its weights, layout, precision, policy.
 fn fingerprint(args: &EngineArgs, config: &HostConfig, checkpoint: &Checkpoint) -> Result<u64> {
     let parts = format!(

@@ -59,7 +59,8 @@ pub(crate) struct StepBenchFlags {
     #[arg(long, value_name = "TOKENS,..", value_delimiter = ',', default_value = "128,1024")]
     first: Vec<usize>,
 
-    /// Lanes that get such a prompt at the same time; the last of their tokens counts. Others are idle.
+    /// Lanes that get such a prompt at the same time; the last of their tokens counts, and the figure's name says how many they
+    /// are. Others are idle.
     #[arg(long, value_name = "N", default_value_t = 1)]
     first_lanes: usize,
 
@@ -81,7 +82,7 @@ pub(crate) struct StepBenchFlags {
 
     /// Requests that decode in lane 1, at --context, while lane 0 computes prompts: STREAMS+REQUESTSxTOKENS, such as
     /// 32+20x8192. Says how long the streams wait for their tokens meanwhile, and how fast the prompts are, and alone. For
-    /// layouts of several lanes. [default: none]
+    /// layouts of several lanes, whatever --only says. [default: none]
     #[arg(long, value_name = "LOAD,..", value_delimiter = ',')]
     beside: Vec<Beside>,
 
@@ -162,7 +163,10 @@ pub(crate) fn run(mut flags: StepBenchFlags, given: &ArgMatches) -> Result<()> {
     let before = steps(&ranks);
     let mut figures = Vec::with_capacity(scenarios.len());
     for scenario in &scenarios {
-        let figure = flags.figure(&mut bench, scenario).with_context(|| scenario.name())?;
+        let mut figure = flags.figure(&mut bench, scenario).with_context(|| scenario.name())?;
+        if let (Scenario::First { .. }, lanes @ 2..) = (scenario, flags.first_lanes) {
+            figure.name = format!("{} on each of {lanes} lanes", figure.name);
+        }
         tracing::info!("{}: {:.3}", figure.name, figure.median);
         figures.push(figure);
     }

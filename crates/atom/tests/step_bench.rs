@@ -84,7 +84,7 @@ fn streams_beside_prompts_are_measured_in_a_group_of_two_lanes() {
     let names: Vec<&str> = figures.iter().map(|figure| figure["name"].as_str().unwrap()).collect();
     let beside = |what| format!("2 streams beside 3 x 300: {what}");
     let expected = ["p99", "next token", "prefill", "alone"].map(beside);
-    assert_eq!(names, [&["first token, 5 tokens".to_owned()][..], &expected].concat());
+    assert_eq!(names, [&["first token, 5 tokens on each of 2 lanes".to_owned()][..], &expected].concat());
     let median = |at: usize| figures[at]["median"].as_f64().unwrap();
     assert!((0..5).all(|at| median(at) > 0.0) && median(1) >= median(2), "{json:#}");
     let refused = bench(&folder, &["--only", "first", "--beside", "2+3x300"]);

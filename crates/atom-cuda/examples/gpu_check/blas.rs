@@ -4,10 +4,10 @@ use crate::kit::Kit;
 use atom_cuda::launch::linear_rows::{self, RowsCut};
 use atom_cuda::launch::linear_small::{RowsNorms, SmallOperands, SmallOut, SmallProduct};
 use atom_cuda::launch::rows::RowExtent;
-use atom_cuda::{Address, Blas, CudaError, DeviceMem, Element, Product, SumOrder};
+use atom_cuda::{Address, AllChoices, Blas, CudaError, DeviceMem, Element, Product, SumOrder};
 
 pub(crate) fn checks(kit: &mut Kit) -> Result<(), CudaError> {
-    let blas = Blas::new(&kit.cublaslt, &kit.device, SumOrder::Fastest, None)?;
+    let blas = Blas::new(&kit.cublaslt, &kit.device, SumOrder::Fastest, (None, &AllChoices::default()))?;
     let shapes = [(1, 64, 48), (3, 1024, 3072), (17, 96, 512), (129, 768, 40)];
     for (rows, inputs, outputs) in shapes {
         let types =
@@ -38,7 +38,7 @@ pub(crate) fn checks(kit: &mut Kit) -> Result<(), CudaError> {
 /// With sums in a fixed order a row has the same bits whatever the number of rows. Operands are such that all sums are 0,
 /// so outputs are nothing but what rounding leaves: any other order of additions shows.
 fn fixed_order(kit: &mut Kit) -> Result<(), CudaError> {
-    let blas = Blas::new(&kit.cublaslt, &kit.device, SumOrder::Fixed, None)?;
+    let blas = Blas::new(&kit.cublaslt, &kit.device, SumOrder::Fixed, (None, &AllChoices::default()))?;
     let (bf16, f32) = (Element::BF16, Element::F32);
     for (inputs, outputs, element, out_element) in [
         (4096, 6144, bf16, bf16),

@@ -127,7 +127,7 @@ fn absent(kit: &mut Kit) -> Result<(), CudaError> {
         kit.check("who doesn't come is named", found == Some(expected), &format!("member {me}: {found:?}"));
     }
     ring.end(&specs);
-    ring.ranks.iter().for_each(|rank| rank.distress.clear());
+    ring.recover()?;
     ring.run(kit, "after an absence", &specs, By::Launches, 2)
 }
 
@@ -154,7 +154,7 @@ fn aborted(kit: &mut Kit) -> Result<(), CudaError> {
         let found = rank.distress.taken();
         kit.check("the host ends a wait", found == Some(expected), &format!("{found:?}"));
         ring.end(&specs);
-        ring.ranks.iter().for_each(|rank| rank.distress.clear());
+        ring.recover()?;
     }
     ring.run(kit, "after an abort", &specs, By::Launches, 1)
 }
@@ -170,6 +170,15 @@ fn indices(specs: &[Spec]) -> Vec<u32> {
 }
 
 impl Ring {
+    /// All is well again, and who had given up may speak.
+    fn recover(&self) -> Result<(), CudaError> {
+        self.ranks.iter().try_for_each(|rank| {
+            rank.device.bind()?;
+            rank.distress.clear();
+            rank.windows.iter().try_for_each(|window| window.forgive(&rank.stream))
+        })
+    }
+
     /// Members with windows for all of `specs`.
     fn new(kit: &Kit, members: usize, specs: &[Spec]) -> Result<Self, CudaError> {
         let set_bytes = specs.iter().map(Spec::set_bytes).max().unwrap_or(0);

@@ -6,7 +6,7 @@ use atom_cuda::launch::linear_fp8::{self, Fp8Operands, Fp8Path, Fp8Product};
 use atom_cuda::launch::linear_small::SmallOut;
 use atom_cuda::launch::norm::{self, NormOf, NormWeight};
 use atom_cuda::launch::quantise::{self, QuantisedShape};
-use atom_cuda::{Address, Blas, CudaError, DeviceMem, Element, Fp8Blas, Fp8Form, SumOrder};
+use atom_cuda::{Address, AllChoices, Blas, CudaError, DeviceMem, Element, Fp8Blas, Fp8Form, SumOrder};
 use atom_weights::{DType, nearest_e4m3, quant};
 
 /// Real rows of each lane, and a lane's capacity.
@@ -58,7 +58,10 @@ pub(crate) fn checks(kit: &mut Kit) -> Result<(), CudaError> {
     let properties = kit.device.properties().clone();
     let programs: Vec<_> = products.iter().flat_map(|(product, _)| product.programs(&properties)).collect();
     kit.load(&programs)?;
-    let blas = (Blas::new(&kit.cublaslt, &kit.device, SumOrder::Fastest, None)?, Fp8Blas::default());
+    let blas = (
+        Blas::new(&kit.cublaslt, &kit.device, SumOrder::Fastest, (None, &AllChoices::default()))?,
+        Fp8Blas::default(),
+    );
     for (product, (counts, capacity)) in products {
         let rows = Rows::new(kit, counts, capacity)?;
         multiply(kit, &blas, product, &rows)?;

@@ -7,7 +7,9 @@ use atom_cuda::launch::linear_small::{self, RowsNorms, SmallOperands, SmallOut, 
 use atom_cuda::launch::norm::{self, NormWeight};
 use atom_cuda::launch::quantise;
 use atom_cuda::launch::rows::{self, RowExtent};
-use atom_cuda::{Address, Blas, CudaError, DeviceMem, Element, Fp8Blas, Fp8Form, Graph, Product, SumOrder};
+use atom_cuda::{
+    Address, AllChoices, Blas, CudaError, DeviceMem, Element, Fp8Blas, Fp8Form, Graph, Product, SumOrder,
+};
 use std::time::Instant;
 
 const SHAPES: &[(&str, usize, usize)] =
@@ -19,7 +21,10 @@ const WEIGHTS_BYTES: usize = 1 << 30;
 const NOISE_BYTES: usize = 64 << 20;
 
 pub(crate) fn bench(kit: &mut Kit) -> Result<(), CudaError> {
-    let blas = (Blas::new(&kit.cublaslt, &kit.device, SumOrder::Fastest, None)?, Fp8Blas::default());
+    let blas = (
+        Blas::new(&kit.cublaslt, &kit.device, SumOrder::Fastest, (None, &AllChoices::default()))?,
+        Fp8Blas::default(),
+    );
     let weights = DeviceMem::new(&kit.device, WEIGHTS_BYTES)?;
     // Random numbers, without which tensor cores draw less and run faster. Without the bit they are small in either type.
     let noise: Vec<u8> =

@@ -5,7 +5,7 @@ use crate::rows::Rows;
 use atom_cuda::launch::linear_gated;
 use atom_cuda::launch::linear_small::{RowsNorms, SmallOperands, SmallOut, SmallProduct};
 use atom_cuda::launch::{rows, step};
-use atom_cuda::{Address, Blas, CudaError, Element, Product, SumOrder};
+use atom_cuda::{Address, AllChoices, Blas, CudaError, Element, Product, SumOrder};
 
 /// Real rows of each lane, and a lane's capacity: less than a tile, more than a group of tiles, ends within tiles of either
 /// block.
@@ -26,7 +26,7 @@ pub(crate) fn checks(kit: &mut Kit) -> Result<(), CudaError> {
     if kit.device.properties().capability != (9, 0) {
         return Ok(());
     }
-    let blas = Blas::new(&kit.cublaslt, &kit.device, SumOrder::Fixed, None)?;
+    let blas = Blas::new(&kit.cublaslt, &kit.device, SumOrder::Fixed, (None, &AllChoices::default()))?;
     for &(counts, capacity) in EXTENTS {
         for &(outputs, inputs) in SHAPES {
             let rows = counts.len() * capacity;

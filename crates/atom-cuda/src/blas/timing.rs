@@ -6,11 +6,13 @@
 //! the one algorithm that takes any number of rows; see [`Blas::trial`].
 
 use super::{Algorithm, Blas, Chosen, Product, Reductions};
+use crate::choices::Choices;
 use crate::device::{Event, Stream};
 use crate::error::CudaError;
 use crate::graph::Graph;
 use crate::memory::{Address, DeviceMem};
 use crate::order::SumOrder;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What products are timed with: the model's weights as both operands, and a step's buffers for the output, which hold
@@ -67,7 +69,7 @@ impl Blas {
             }
         }
         if tally.timed > before.timed {
-            self.choices.borrow_mut().save();
+            self.choices().save();
         }
         tally.spent += start.elapsed();
         self.tally.set(tally);
@@ -93,19 +95,27 @@ impl Blas {
             return Ok(Settled::Known);
         }
         let mut chosen = Chosen::new(&self.library, product)?;
-        let kept = self.choices.borrow().of(&product).map(|data| Algorithm { data });
+        // Held while it is timed: another rank that wants the same waits for what comes of it.
+        let mut choices = self.choices();
+        let kept = choices.of(&product).map(|data| Algorithm { data });
         let settled = if let Some(algorithm) = kept.filter(|kept| chosen.takes(self.handle, kept)) {
             chosen.algorithm = algorithm;
             Settled::Known
         } else if let Some(operands) = operands.filter(|operands| operands.have_room_for(&product)) {
             chosen.algorithm = self.fastest(&chosen, operands)?;
-            self.choices.borrow_mut().keep(&product, chosen.algorithm.data);
+            choices.keep(&product, chosen.algorithm.data);
             Settled::Timed
         } else {
-            return self.choose(product).map(|()| Settled::Left);
+            chosen.algorithm = self.first_choice(&chosen)?;
+            choices.agree(&product, chosen.algorithm.data);
+            Settled::Left
         };
         self.chosen.borrow_mut().insert(product, chosen);
         Ok(settled)
+    }
+
+    fn choices(&self) -> MutexGuard<'_, Choices> {
+        self.choices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn fastest(&self, chosen: &Chosen, operands: &Operands<'_>) -> Result<Algorithm, CudaError> {

@@ -245,8 +245,8 @@ pub unsafe fn dispatch_rows(
 
 /// See [`atom_ops::Op::CombineRows`]: `y` is `[group rows, top_k * width]`, with what experts held here made of a row in the
 /// slots of its choices, as kernels of experts leave it; `out` is `[rows, width]` of this lane. Elements are
-/// those of `y` and `out`. Sums are those of a rank that computes all experts: f32 from 0 by fused multiplications, in
-/// the order of choices, rounded once.
+/// those of `y` and `out`. Sums are f32 from 0 by fused multiplications, in the order of choices, rounded once: those of a
+/// rank that computes all experts one by one and rounds their outputs to the type of `y`.
 ///
 /// # Safety
 /// As for [`dispatch_rows`].

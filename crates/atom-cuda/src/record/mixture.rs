@@ -27,7 +27,7 @@ impl Scene<'_> {
             )));
         }
         let bias = bias.map_or(Ok(Address::NULL), |bias| self.vector(bias, spec.experts))?;
-        let (scores, granted) = ((self.at(logits), bias), self.staged(self.layout.group_rows));
+        let (scores, granted) = ((self.at(logits), bias), self.granted());
         // SAFETY: see `op`.
         unsafe { route::route(&self.with.queue, spec, scores, self.at(out), granted, self.real(logits)) }?;
         if let Some(counts) = self.counts {
@@ -53,7 +53,7 @@ impl Scene<'_> {
             weight: self.with.weights.plus(at),
             bias: bias.map_or(Ok(Address::NULL), |bias| self.vector(bias, spec.experts))?,
             routes: self.at(out),
-            granted: self.staged(self.layout.group_rows),
+            granted: self.granted(),
         };
         // SAFETY: see `op`.
         unsafe { router_few::router_few(&self.with.queue, spec, norm, arrays, self.real(residual)) }?;
