@@ -6,6 +6,8 @@
 
 mod answers;
 pub(crate) mod operations;
+#[cfg(test)]
+mod tables;
 
 use crate::declare::{Object, Schemas};
 use crate::server::Server;

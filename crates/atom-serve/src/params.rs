@@ -261,6 +261,8 @@ pub(crate) const FIELDS: &[Field] = &[
     idle("prediction", Never("predicted outputs are not built")),
     idle("web_search_options", Never("it searches nothing")),
     idle("logits_processors", Never("no code is taken from clients")),
+    idle("min_tokens", Only(&["0"], "the model ends its answer where it ends")),
+    idle("prompt_logprobs", Never("/v1/completions scores a prompt, by 'echo' and 'logprobs'")),
 ];
 
 /// The same in every body.

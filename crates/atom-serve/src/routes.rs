@@ -48,6 +48,24 @@ pub(crate) fn router_for(server: Arc<Server>, is_local: bool) -> Router {
         .merge(admin)
         .merge(debug)
         .merge(ui)
+        .merge(api())
+        .documented(&server, guards)
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(from_fn_with_state(server.clone(), auth::check));
+    let routes =
+        if guards.hosts { routes.layer(from_fn_with_state(server.clone(), hosts::check)) } else { routes };
+    // Outside the keys: a preflight has none.
+    let routes = match server.options.cors.layer() {
+        Some(cors) => routes.layer(cors),
+        None => routes,
+    };
+    routes.layer(from_fn_with_state(server.clone(), observe)).with_state(server)
+}
+
+/// The routes that every server has.
+pub(crate) fn api() -> Routes {
+    Routes::new()
         .post("/v1/chat/completions", chat_completions, &operations::CHAT)
         .post("/v1/completions", plain_completions, &operations::COMPLETIONS)
         .post("/v1/responses", responses, &operations::RESPONSES)
@@ -69,18 +87,6 @@ pub(crate) fn router_for(server: Arc<Server>, is_local: bool) -> Router {
         .get("/metrics", status::metrics, &operations::METRICS)
         .get("/version", status::version, &operations::VERSION)
         .get("/ping", status::health, &operations::PING)
-        .documented(&server, guards)
-        .fallback(no_such_path)
-        .method_not_allowed_fallback(method_not_allowed)
-        .layer(from_fn_with_state(server.clone(), auth::check));
-    let routes =
-        if guards.hosts { routes.layer(from_fn_with_state(server.clone(), hosts::check)) } else { routes };
-    // Outside the keys: a preflight has none.
-    let routes = match server.options.cors.layer() {
-        Some(cors) => routes.layer(cors),
-        None => routes,
-    };
-    routes.layer(from_fn_with_state(server.clone(), observe)).with_state(server)
 }
 
 async fn chat_completions(State(server): State<Arc<Server>>, request: Request<Body>) -> Response {

@@ -4,7 +4,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod admin;
-mod agent_tables;
 mod agents;
 mod allowed_tools;
 mod answers;
@@ -29,6 +28,7 @@ mod parts;
 mod patience;
 mod request_log;
 mod responses;
+mod rows;
 mod scoring;
 mod status;
 mod streams;
