@@ -147,19 +147,23 @@ async fn speak<S: Transport + 'static>(stream: S, peer: SocketAddr, routes: Rout
 }
 
 /// Gives a request to the routes, unless it can be read in two ways.
-async fn serve_one(
+///
+/// The exchange is open when this returns: before hyper polls the answer for the first time it reads on, and a
+/// peer that has closed its sending side already must be known to wait for one.
+fn serve_one(
     request: Request<Incoming>,
     peer: SocketAddr,
     exchange: &Arc<Exchange>,
     routes: &TowerToHyperService<Router>,
-) -> Result<Response<Download>, Infallible> {
+) -> impl Future<Output = Result<Response<Download>, Infallible>> + use<> {
     let (mut request, is_clear) = exchange.open(request);
     request.extensions_mut().insert(Peer(peer));
     if !is_clear {
         request.extensions_mut().insert(TwoLengths);
     }
-    let response = routes.call(request).await?;
-    Ok(exchange.answer(response))
+    let response = routes.call(request);
+    let exchange = Arc::clone(exchange);
+    async move { Ok(exchange.answer(response.await?)) }
 }
 
 /// An extension of a request that says in two ways how long it is.

@@ -9,6 +9,8 @@ use atom_serve::ApiKeys;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 use std::collections::HashSet;
+use std::io::Write;
+use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -240,6 +242,38 @@ async fn a_client_that_has_sent_all_it_will_gets_its_answer() {
     client.half_close().await;
     let all = client.rest().await;
     assert!(all.starts_with("HTTP/1.0 200 OK") && all.contains("\"text\":\"ab\""), "{all}");
+    assert_eq!(site.fake.aborted_now(), 0);
+}
+
+/// The answer to a request that lies in the socket with the end of what its client sends, before the server runs.
+async fn answer_to_a_closed_side(site: &Site, sent: &[u8]) -> String {
+    // Nothing here gives way to the server's task, which has this thread only.
+    let mut stream = TcpStream::connect(site.address).unwrap();
+    stream.write_all(sent).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    Client::over(tokio::net::TcpStream::from_std(stream).unwrap()).rest().await
+}
+
+#[tokio::test]
+async fn a_client_whose_end_came_with_its_request_got_no_answer() {
+    let site = Site::start(says("ok")).await;
+    let whole = post(&json!({"prompt": "x"}).to_string(), "");
+    let stream = post(&json!({"prompt": "x", "stream": true}).to_string(), "");
+    let get = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let cases = [
+        (get.to_vec(), 1, ""),
+        (whole.clone(), 1, "\"text\":\"ok\""),
+        (stream.clone(), 1, "data: [DONE]\n\n"),
+        ([&get[..], &whole, &stream, &get[..], &whole].concat(), 5, "\"text\":\"ok\""),
+    ];
+    for (sent, answers, words) in &cases {
+        for attempt in 0..50 {
+            let all = answer_to_a_closed_side(&site, sent).await;
+            let is_whole = all.matches("HTTP/1.1 200 OK").count() == *answers && all.contains(words);
+            assert!(is_whole, "attempt {attempt}: {all:?} to {}", String::from_utf8_lossy(sent));
+        }
+    }
     assert_eq!(site.fake.aborted_now(), 0);
 }
 
