@@ -9,6 +9,7 @@ use crate::declare::{Field, Object, Takes, field, needed};
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 use crate::generation::Work;
+use crate::json;
 use crate::server::Server;
 use crate::text::Reading;
 use atom_base::TokenId;
@@ -43,6 +44,7 @@ pub(crate) fn read(fields: &mut Fields) -> Result<Option<Wanted>, ApiError> {
         }
     }
     if let Some(mut inner) = fields.inner("structured_outputs")? {
+        let says_nothing = inner.has_nothing();
         for kind in ["json", "regex", "choice", "grammar", "structural_tag"] {
             if let Some(value) = inner.take(kind) {
                 let name = inner.name(kind);
@@ -53,6 +55,13 @@ pub(crate) fn read(fields: &mut Fields) -> Result<Option<Wanted>, ApiError> {
             only(&mut wanted, &inner.name("json_object"), GrammarSource::JsonObject)?;
         }
         inner.finish()?;
+        if says_nothing {
+            return Err(ApiError::BadField {
+                name: "structured_outputs".into(),
+                found: "an object without a constraint".into(),
+                expected: format!("left out, or hold one of {}", STRUCTURED_KINDS.join(", ")),
+            });
+        }
     }
     Ok(wanted)
 }
@@ -298,11 +307,7 @@ fn schema_of(name: &str, value: Value) -> Result<Value, ApiError> {
 
 fn object_or_text(name: &str, value: Value) -> Result<Value, ApiError> {
     let Value::String(text) = value else { return Ok(value) };
-    serde_json::from_str(&text).map_err(|error| ApiError::BadField {
-        name: name.to_owned(),
-        found: format!("a text of {} bytes that is not JSON ({error})", text.len()),
-        expected: "an object, or the same as JSON text".into(),
-    })
+    json::parse_field(name, &text, "an object, or the same as JSON text")
 }
 
 /// Of the younger kind, with a `format`, or of the older one.
@@ -424,6 +429,7 @@ pub(crate) const FIELDS: &[Field] = &[
 /// What [`read_format`] takes.
 pub(crate) const FORMAT: Field = field("format", OneOf(FORMATS), "What the answer is held to.");
 
+const STRUCTURED_KINDS: [&str; 6] = ["json", "regex", "choice", "grammar", "structural_tag", "json_object"];
 const STRUCTURED: Object = Object {
     name: "StructuredOutputs",
     groups: &[&[

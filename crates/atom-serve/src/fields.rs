@@ -56,6 +56,11 @@ impl Fields {
         format!("{}{name}", self.prefix)
     }
 
+    /// True if no field is left that says anything.
+    pub(crate) fn has_nothing(&self) -> bool {
+        self.map.values().all(Value::is_null)
+    }
+
     /// Takes a field as it is; `None` when absent or null.
     pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
         self.declared(name);

@@ -11,21 +11,46 @@ use std::fmt;
 
 /// Reads a JSON text, at most 128 levels deep.
 pub(crate) fn parse(text: &str) -> Result<Value, ApiError> {
+    read(text, &Place::Top).map_err(|fault| match fault {
+        Fault::Twice(name) => ApiError::DuplicateField { name },
+        Fault::NotJson(error) => ApiError::NotJson { reason: error.to_string() },
+    })
+}
+
+/// Reads the JSON text that is the value of the field `name`, in the same way; `expected` says what it should be.
+pub(crate) fn parse_field(name: &str, text: &str, expected: &str) -> Result<Value, ApiError> {
+    read(text, &Place::Within(name)).map_err(|fault| match fault {
+        Fault::Twice(name) => ApiError::DuplicateField { name },
+        Fault::NotJson(error) => ApiError::BadField {
+            name: name.to_owned(),
+            found: format!("a text of {} bytes that is not JSON ({error})", text.len()),
+            expected: expected.into(),
+        },
+    })
+}
+
+/// What is wrong with a text.
+enum Fault {
+    /// The place of a name that came twice.
+    Twice(String),
+    NotJson(serde_json::Error),
+}
+
+fn read(text: &str, place: &Place<'_>) -> Result<Value, Fault> {
     let twice = RefCell::new(None);
     let weight = Cell::new(0);
     let mut deserializer = serde_json::Deserializer::from_str(text);
-    let value = Strict { place: &Place::Top, twice: &twice, weight: &weight }
+    let value = Strict { place, twice: &twice, weight: &weight }
         .deserialize(&mut deserializer)
         .and_then(|value| deserializer.end().map(|()| value));
-    value.map_err(|error| match twice.take() {
-        Some(name) => ApiError::DuplicateField { name },
-        None => ApiError::NotJson { reason: error.to_string() },
-    })
+    value.map_err(|error| twice.take().map_or(Fault::NotJson(error), Fault::Twice))
 }
 
 /// Where a value sits.
 enum Place<'a> {
     Top,
+    /// In the text of this field, whose name is one of ours.
+    Within(&'a str),
     Field(&'a Place<'a>, &'a str),
     Item(&'a Place<'a>, usize),
 }
@@ -133,6 +158,7 @@ impl fmt::Display for Place<'_> {
         // At most as deep as the parser goes.
         match self {
             Self::Top => Ok(()),
+            Self::Within(name) => f.write_str(name),
             Self::Field(Place::Top, name) => f.write_str(&shown(name)),
             Self::Field(parent, name) => write!(f, "{parent}.{}", shown(name)),
             Self::Item(parent, at) => write!(f, "{parent}[{at}]"),

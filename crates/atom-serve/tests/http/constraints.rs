@@ -248,6 +248,8 @@ async fn constraints_that_can_not_be_met_are_a_400_that_names_the_field() {
         (json!({"guided_grammar": "start: \"::=\" nothing"}), "guided_grammar", "it was read as Lark"),
         (json!({ "guided_grammar": explodes }), "guided_grammar", "too big"),
         (json!({"structured_outputs": []}), "structured_outputs", "an object"),
+        (json!({"structured_outputs": {}}), "structured_outputs", "without a constraint"),
+        (json!({"structured_outputs": {"json": null}}), "structured_outputs", "without a constraint"),
         (
             json!({"structured_outputs": {"regex": "a", "disable_fallback": true}}),
             "structured_outputs.disable_fallback",
@@ -273,6 +275,36 @@ async fn constraints_that_can_not_be_met_are_a_400_that_names_the_field() {
         }
     }
     assert_eq!(site.post(CHAT, &body(CHAT, &json!({}))).await.status, 200, "and the server goes on");
+}
+
+#[tokio::test]
+async fn a_name_twice_in_a_schema_that_came_as_text_was_the_last_one() {
+    let site = Site::start(says("ok")).await;
+    let twice = r#"{"type": "string", "type": "integer"}"#;
+    let deep = r#"{"properties": {"a": {"anyOf": [{}, {"const": 1, "\u0063onst": 2}]}}}"#;
+    let format = r#"{"format": {"type": "const_string", "value": "a", "value": "b"}}"#;
+    let tags = r#"{"triggers": ["<"], "structures": [{"begin": "<", "schema": {}, "end": ">", "end": "!"}]}"#;
+    for (fields, param) in [
+        (json!({"guided_json": twice}), "guided_json.type"),
+        (json!({"guided_json": deep}), "guided_json.properties.a.anyOf[1].const"),
+        (json!({"structured_outputs": {"json": twice}}), "structured_outputs.json.type"),
+        (
+            json!({"structured_outputs": {"structural_tag": format}}),
+            "structured_outputs.structural_tag.format.value",
+        ),
+        (
+            json!({"structured_outputs": {"structural_tag": tags}}),
+            "structured_outputs.structural_tag.structures[0].end",
+        ),
+    ] {
+        for path in [CHAT, PLAIN] {
+            let response = site.post(path, &body(path, &fields)).await;
+            let error = response.error();
+            let said = (response.status, &error["code"], &error["param"]);
+            assert_eq!(said, (400, &json!("duplicate_field"), &json!(param)), "{error}");
+        }
+    }
+    assert_eq!(site.fake.taken_now(), 0);
 }
 
 #[tokio::test]
