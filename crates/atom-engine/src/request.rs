@@ -121,10 +121,10 @@ pub enum EngineError {
         position: u32,
     },
     /// Its grammar left nothing to choose, could not be computed, or not in time. Others go on.
-    #[error("the output can't be held to its grammar any further, at position {position}: {fault}")]
+    #[error("the output can't be held to its grammar any further, at token {token} of it: {fault}")]
     Grammar {
-        /// Position of the token that could not be chosen.
-        position: u32,
+        /// Which token of the output could not be chosen; the first one is 1.
+        token: u32,
         /// Why.
         fault: MaskFault,
     },

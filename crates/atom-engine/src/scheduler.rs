@@ -548,7 +548,8 @@ fn take_result(
     start_once(running, totals, events);
     if let Some(fault) = row.mask.as_ref().and_then(|mask| mask.fault()) {
         running.finished = true;
-        return events.emit(id, Event::Failed(EngineError::Grammar { position: row.position, fault }));
+        let token = running.sequence.generated().len() as u32 + 1;
+        return events.emit(id, Event::Failed(EngineError::Grammar { token, fault }));
     }
     if result.is_not_a_number() {
         running.finished = true;

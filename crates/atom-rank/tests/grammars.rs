@@ -126,7 +126,10 @@ fn beside_others(setup: &Setup, odd_one: Request) -> (Answer, Vec<Answer>) {
 
 fn fault(answer: &Answer) -> &MaskFault {
     match &answer.end {
-        Some(Err(EngineError::Grammar { fault, .. })) => fault,
+        Some(Err(EngineError::Grammar { token, fault })) => {
+            assert_eq!(*token as usize, answer.tokens.len() + 1, "the prompt is no part of the output");
+            fault
+        }
         other => panic!("{other:?}"),
     }
 }

@@ -331,7 +331,7 @@ async fn a_grammar_that_ends_in_nothing_is_the_clients_and_one_that_is_late_is_o
             let mut plays = answer(request, &bytes("ab"));
             plays.pop();
             let fault = fault.clone();
-            plays.push(Play::Say(Event::Failed(EngineError::Grammar { position: 9, fault })));
+            plays.push(Play::Say(Event::Failed(EngineError::Grammar { token: 3, fault })));
             plays
         })
         .await;
@@ -339,6 +339,7 @@ async fn a_grammar_that_ends_in_nothing_is_the_clients_and_one_that_is_late_is_o
         assert_eq!(response.status, status);
         let error = response.error();
         assert_eq!(error["code"], code);
-        assert!(error["message"].as_str().unwrap().contains(&said), "{error}");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains(&said) && message.contains("at token 3 of it"), "{error}");
     }
 }

@@ -345,4 +345,5 @@ fn a_complete_text_may_end_with_any_end_token_of_the_checkpoint() {
     assert_eq!(allowed(&mut constraint, tokenizer.vocab_size()), ends);
 }
 
+mod allowance;
 mod answers;
