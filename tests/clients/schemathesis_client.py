@@ -55,6 +55,7 @@ WORDS_OF_MEANING = [
     "before the answers to all calls",
     "one of the two is enough",  # reasoning by both of its names
     "text alone",
+    "says nothing",  # an object whose fields are all null
     "or 'tool_calls'",  # a message of the assistant that says nothing
     "at least one message is needed",  # nothing is left of an empty beginning of an answer
     "scor",  # max_tokens 0 without echo and logprobs

@@ -4,7 +4,9 @@
 
 mod formats;
 
-use crate::declare::Takes::{Either, Flag, List, Object as Inner, OneOf, Schema, Short, Text, Unread, Word};
+use crate::declare::Takes::{
+    Either, Filled, Flag, List, Object as Inner, OneOf, Schema, Short, Text, Unread, Word,
+};
 use crate::declare::{Field, Object, Takes, field, needed};
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
@@ -44,7 +46,6 @@ pub(crate) fn read(fields: &mut Fields) -> Result<Option<Wanted>, ApiError> {
         }
     }
     if let Some(mut inner) = fields.inner("structured_outputs")? {
-        let says_nothing = inner.has_nothing();
         for kind in ["json", "regex", "choice", "grammar", "structural_tag"] {
             if let Some(value) = inner.take(kind) {
                 let name = inner.name(kind);
@@ -55,13 +56,6 @@ pub(crate) fn read(fields: &mut Fields) -> Result<Option<Wanted>, ApiError> {
             only(&mut wanted, &inner.name("json_object"), GrammarSource::JsonObject)?;
         }
         inner.finish()?;
-        if says_nothing {
-            return Err(ApiError::BadField {
-                name: "structured_outputs".into(),
-                found: "an object without a constraint".into(),
-                expected: format!("left out, or hold one of {}", STRUCTURED_KINDS.join(", ")),
-            });
-        }
     }
     Ok(wanted)
 }
@@ -423,13 +417,12 @@ pub(crate) const FIELDS: &[Field] = &[
     field("guided_regex", Text, "A regular expression for the whole answer."),
     field("guided_choice", List(&Text, 1, usize::MAX), "One of these."),
     field("guided_grammar", Text, "A grammar in EBNF (`root ::= ..`) or Lark."),
-    field("structured_outputs", Inner(&STRUCTURED), "The same in one object."),
+    field("structured_outputs", Filled(&STRUCTURED), "The same in one object."),
 ];
 
 /// What [`read_format`] takes.
 pub(crate) const FORMAT: Field = field("format", OneOf(FORMATS), "What the answer is held to.");
 
-const STRUCTURED_KINDS: [&str; 6] = ["json", "regex", "choice", "grammar", "structural_tag", "json_object"];
 const STRUCTURED: Object = Object {
     name: "StructuredOutputs",
     groups: &[&[
@@ -480,7 +473,7 @@ const FORMAT_TAGS: Object = Object {
     name: "StructuralFormat",
     groups: &[&[field("type", Word(&["structural_tag"]), ""), FORMAT_OF_TAGS]],
 };
-const FORMAT_OF_TAGS: Field = needed("format", OneOf(&formats::FORMATS), "See docs/structured_output.md.");
+const FORMAT_OF_TAGS: Field = needed("format", formats::a_format(), "See docs/structured_output.md.");
 const TAGS: Object =
     Object { name: "StructuralTags", groups: &[&[field("type", Word(&["structural_tag"]), "")], TAG_FIELDS] };
 const TAG_FIELDS: &[Field] = &[

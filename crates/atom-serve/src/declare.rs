@@ -50,8 +50,13 @@ pub(crate) enum Takes {
     Map,
     /// One of this kind.
     Object(&'static Object),
+    /// One of this kind, of whose fields one at least says something.
+    Filled(&'static Object),
     /// One of one of these kinds. Read by hand.
     OneOf(&'static [&'static Object]),
+    /// The same, under a name of its own in the document. For kinds that are made of each other: where each of them has
+    /// the others by their own names, who follows references has more ways to go than there is memory.
+    Named(&'static str, &'static [&'static Object]),
     /// Items, at least and at most so many.
     List(&'static Takes, usize, usize),
     /// Any of these. Read by hand.
@@ -117,6 +122,20 @@ impl Schemas {
         json!({"$ref": format!("#/components/schemas/{}", object.name)})
     }
 
+    /// A reference to the component that says that it is one of these kinds.
+    fn named(&mut self, name: &'static str, kinds: &'static [&'static Object]) -> Value {
+        if !self.components.contains_key(name) {
+            self.components.insert(name.into(), Value::Null);
+            let schema = self.one_of(kinds);
+            self.components.insert(name.into(), schema);
+        }
+        json!({"$ref": format!("#/components/schemas/{name}")})
+    }
+
+    fn one_of(&mut self, kinds: &'static [&'static Object]) -> Value {
+        json!({"anyOf": kinds.iter().map(|kind| self.object(kind)).collect::<Vec<_>>()})
+    }
+
     fn of_object(&mut self, object: &'static Object) -> Value {
         let (mut properties, mut required) = (Map::new(), Vec::new());
         for field in object.fields() {
@@ -167,9 +186,13 @@ impl Schemas {
             }
             Takes::Map => json!({"type": "object"}),
             Takes::Object(object) => self.object(object),
-            Takes::OneOf(kinds) => {
-                json!({"anyOf": kinds.iter().map(|kind| self.object(kind)).collect::<Vec<_>>()})
+            Takes::Filled(object) => {
+                let reference = self.object(object);
+                self.components[object.name]["minProperties"] = 1.into();
+                reference
             }
+            Takes::OneOf(kinds) => self.one_of(kinds),
+            Takes::Named(name, kinds) => self.named(name, kinds),
             Takes::List(items, min, max) => {
                 let mut schema = json!({"type": "array", "items": self.takes(items)?});
                 if min > 0 {
@@ -222,12 +245,20 @@ mod tests {
     #[test]
     fn a_declaration_becomes_a_schema_that_says_the_same() {
         const INNER: Object = Object { name: "Inner", groups: &[&[needed("a", Takes::Flag, "A.")]] };
+        const FULL: Object = Object { name: "Full", groups: &[&[field("t", Takes::Text, "")]] };
+        static KINDS: [&Object; 2] = [&INNER, &NESTED];
+        static NESTED: Object =
+            Object { name: "Nested", groups: &[&[needed("of", Takes::Named("Kind", &KINDS), "")]] };
         const OUTER: Object = Object {
             name: "Outer",
             groups: &[
                 &[field("n", Takes::Whole(1, 8), "N."), field("inner", Takes::Object(&INNER), "")],
                 &[idle("off", Takes::Only(&["false"], "it is off")), idle("never", Takes::Never("no"))],
                 &[field("w", Takes::Either(&[Takes::Word(&["x"]), Takes::List(&Takes::Token, 1, 2)]), "")],
+                &[
+                    field("full", Takes::Filled(&FULL), ""),
+                    field("kind", Takes::Named("Kind", &KINDS), "One."),
+                ],
             ],
         };
         let mut schemas = Schemas::new(100);
@@ -245,7 +276,27 @@ mod tests {
                          "items": {"type": "integer", "minimum": 0, "maximum": 99}},
                         {"type": "null"},
                     ]},
+                    "full": {"anyOf": [{"$ref": "#/components/schemas/Full"}, {"type": "null"}]},
+                    "kind": {
+                        "anyOf": [{"$ref": "#/components/schemas/Kind"}, {"type": "null"}],
+                        "description": "One.",
+                    },
                 },
+                "additionalProperties": {"type": "null"},
+            },
+            "Full": {
+                "type": "object",
+                "properties": {"t": {"type": ["string", "null"]}},
+                "minProperties": 1,
+                "additionalProperties": {"type": "null"},
+            },
+            "Kind": {
+                "anyOf": [{"$ref": "#/components/schemas/Inner"}, {"$ref": "#/components/schemas/Nested"}],
+            },
+            "Nested": {
+                "type": "object",
+                "properties": {"of": {"$ref": "#/components/schemas/Kind"}},
+                "required": ["of"],
                 "additionalProperties": {"type": "null"},
             },
             "Inner": {

@@ -41,9 +41,21 @@ impl Fields {
 
     /// Takes a field that is an object.
     pub(crate) fn inner(&mut self, name: &str) -> Result<Option<Self>, ApiError> {
-        let Takes::Object(declared) = self.declared(name).takes else { self.misread(name) };
+        let (declared, is_filled) = match self.declared(name).takes {
+            Takes::Object(declared) => (declared, false),
+            Takes::Filled(declared) => (declared, true),
+            _ => self.misread(name),
+        };
         let place = self.name(name);
-        self.take(name).map(|value| Self::nested(&place, value, declared)).transpose()
+        let inner = self.take(name).map(|value| Self::nested(&place, value, declared)).transpose()?;
+        match inner {
+            Some(inner) if is_filled && inner.has_nothing() => {
+                let known: Vec<_> = declared.fields().map(|field| field.name).collect();
+                let expected = format!("left out, or have one of {}", known.join(", "));
+                Err(ApiError::BadField { name: place, found: "an object that says nothing".into(), expected })
+            }
+            inner => Ok(inner),
+        }
     }
 
     /// Says what kind of object it is after all: a field that says so has been read.

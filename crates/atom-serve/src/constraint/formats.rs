@@ -2,7 +2,7 @@
 
 use super::{SCHEMA_OF_JSON, of_type, schema_of};
 use crate::declare::Takes::{
-    Either, Flag, List, Never, Object as Inner, OneOf, Only, Schema, Short, Text, Whole, Word,
+    Either, Flag, List, Named, Never, Object as Inner, Only, Schema, Short, Text, Whole, Word,
 };
 use crate::declare::{Field, Object, Takes, field, idle, needed};
 use crate::error::ApiError;
@@ -187,8 +187,13 @@ const REFUSED: &[(&str, &str)] = &[
     ),
 ];
 
+/// A format of any type.
+pub(super) const fn a_format() -> Takes {
+    Named("Format", &FORMATS)
+}
+
 /// All that are taken.
-pub(super) static FORMATS: [&Object; 11] = [
+static FORMATS: [&Object; 11] = [
     &CONST_STRING,
     &JSON,
     &REGEX,
@@ -201,8 +206,8 @@ pub(super) static FORMATS: [&Object; 11] = [
     &TRIGGERED,
     &SEPARATED,
 ];
-/// Formats are made of formats: each refers to the others by their addresses.
-static A_FORMAT: Takes = OneOf(&FORMATS);
+/// Formats are made of formats: each refers to all by their address here, and by one name in the document.
+static A_FORMAT: Takes = a_format();
 static A_TAG: Takes = Inner(&TAG);
 static CONST_STRING: Object = Object {
     name: "ConstStringFormat",
@@ -243,10 +248,7 @@ static SEQUENCE: Object = Object {
 };
 static REPEATED: Object = Object {
     name: "RepeatedFormat",
-    groups: &[&[
-        needed("type", Word(&["optional", "plus", "star"]), ""),
-        needed("content", OneOf(&FORMATS), ""),
-    ]],
+    groups: &[&[needed("type", Word(&["optional", "plus", "star"]), ""), needed("content", a_format(), "")]],
 };
 static REPEAT: Object = Object {
     name: "RepeatFormat",
@@ -254,7 +256,7 @@ static REPEAT: Object = Object {
         needed("type", Word(&["repeat"]), ""),
         needed("min", Whole(0, 100_000), ""),
         needed("max", Whole(-1, 100_000), "-1: without end."),
-        needed("content", OneOf(&FORMATS), ""),
+        needed("content", a_format(), ""),
     ]],
 };
 static NAMED_TAG: Object =
@@ -282,7 +284,7 @@ static SEPARATED: Object = Object {
 };
 static OF_TAG: [Field; 3] = [
     needed("begin", Text, ""),
-    needed("content", OneOf(&FORMATS), ""),
+    needed("content", a_format(), ""),
     needed("end", Either(&[Text, List(&Text, 1, usize::MAX)]), "One of them."),
 ];
 static OF_TAGS: [Field; 3] = [

@@ -248,8 +248,8 @@ async fn constraints_that_can_not_be_met_are_a_400_that_names_the_field() {
         (json!({"guided_grammar": "start: \"::=\" nothing"}), "guided_grammar", "it was read as Lark"),
         (json!({ "guided_grammar": explodes }), "guided_grammar", "too big"),
         (json!({"structured_outputs": []}), "structured_outputs", "an object"),
-        (json!({"structured_outputs": {}}), "structured_outputs", "without a constraint"),
-        (json!({"structured_outputs": {"json": null}}), "structured_outputs", "without a constraint"),
+        (json!({"structured_outputs": {}}), "structured_outputs", "says nothing"),
+        (json!({"structured_outputs": {"json": null}}), "structured_outputs", "says nothing"),
         (
             json!({"structured_outputs": {"regex": "a", "disable_fallback": true}}),
             "structured_outputs.disable_fallback",

@@ -7,7 +7,7 @@ use crate::fake::{MARKERS, Site, TOOL_TEMPLATE, says, text_model_with};
 use atom_serve::ApiKeys;
 use atom_text::{Dialect, ReasoningFormat, ToolFormat};
 use serde_json::{Value, json};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// JSON schema of documents (spec.openapis.org/oas/3.1/schema), without the schemas within.
@@ -60,6 +60,64 @@ fn references(document: &Value, value: &Value, used: &mut HashSet<String>) {
         }
         Value::Array(items) => items.iter().for_each(|inner| references(document, inner, used)),
         _ => {}
+    }
+}
+
+#[tokio::test]
+async fn formats_that_named_each_other_had_more_ways_through_them_than_a_generator_has_memory() {
+    const WAYS_MAX: usize = 100;
+    let schemas = document().await["components"]["schemas"].as_object().unwrap();
+    let named: HashMap<_, _> = schemas.iter().map(|(name, schema)| (name.as_str(), names(schema))).collect();
+    let mut formats = 0;
+    for &name in named.keys() {
+        let ways = ways(&named, name, &mut Vec::new());
+        assert!(ways <= WAYS_MAX, "{ways} ways through {name}: let one schema be on all of its cycles");
+        formats += usize::from(ways > 1 && named[name].contains(&"Format"));
+    }
+    assert!(formats >= 6, "only {formats} schemas are made of formats");
+    // Three that name each other, and the same by way of one.
+    let each = ["a", "b", "c"].map(|name| (name, vec!["a", "b", "c"]));
+    let by_one = [("a", vec!["any"]), ("b", vec!["any"]), ("c", vec!["any"]), ("any", vec!["a", "b", "c"])];
+    assert_eq!(ways(&HashMap::from(each), "a", &mut Vec::new()), 5);
+    assert_eq!(ways(&HashMap::from(by_one), "a", &mut Vec::new()), 4);
+}
+
+/// Schemas that a schema refers to, each as often as it does.
+fn names(schema: &Value) -> Vec<&str> {
+    match schema {
+        Value::Object(map) => {
+            let reference = map.get("$ref").and_then(Value::as_str);
+            let name = reference.map(|reference| reference.rsplit('/').next().unwrap());
+            name.into_iter().chain(map.values().flat_map(names)).collect()
+        }
+        Value::Array(items) => items.iter().flat_map(names).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// Paths of references that begin at a schema and come to none of them twice: a generator makes cases for each.
+fn ways<'a>(named: &HashMap<&'a str, Vec<&'a str>>, name: &'a str, open: &mut Vec<&'a str>) -> usize {
+    if open.contains(&name) {
+        return 0;
+    }
+    open.push(name);
+    let ways = 1 + named[name].iter().map(|inner| ways(named, inner, open)).sum::<usize>();
+    open.pop();
+    ways
+}
+
+#[tokio::test]
+async fn structured_outputs_of_nothing_were_allowed_and_refused() {
+    let document = document().await;
+    let site = Site::start(says("ok")).await;
+    for path in ["/v1/chat/completions", "/v1/completions"] {
+        for (value, is_taken) in [(json!({}), false), (json!({"json_object": false}), true)] {
+            let mut body = smallest(path).remove(0);
+            body["structured_outputs"] = value;
+            assert_eq!(fits(document, &document["paths"][path]["post"], &body), is_taken, "{body}");
+            let status = if is_taken { 200 } else { 400 };
+            assert_eq!(site.post(path, &body).await.status, status, "{body}");
+        }
     }
 }
 
