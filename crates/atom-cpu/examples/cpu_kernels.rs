@@ -1,7 +1,8 @@
 //! Speed of the matrix kernels on the shapes of SmolLM2-135M: bytes of weights read per second at one
-//! row, operations per second at 128 rows, for every format and instruction set.
+//! row, operations per second at 128 rows, for every format and instruction set. Super-blocks of 256 need
+//! other widths: 768 beside 1536, say. Formats are left out that a width doesn't fit.
 //!
-//! `cargo run --release -p atom-cpu --example cpu_kernels [threads [isa]]`
+//! `cargo run --release -p atom-cpu --example cpu_kernels [threads [isa [hidden [format ..]]]]`
 
 use atom_base::{SlotId, Span};
 use atom_cpu::{Activations, CpuBackend, CpuOptions, Isa, WeightShare};
@@ -13,10 +14,22 @@ use atom_weights::{DType, Tensor};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Unless another width is given.
 const HIDDEN: usize = 576;
 const MLP: usize = 1536;
-/// Outputs and inputs: q, k and v; attention output; gate and up; down.
-const LAYER: [(usize, usize); 4] = [(960, HIDDEN), (HIDDEN, HIDDEN), (2 * MLP, HIDDEN), (HIDDEN, MLP)];
+const FORMATS: [DType; 11] = [
+    DType::Q4_K,
+    DType::Q4_1,
+    DType::Q4_0,
+    DType::Q5_K,
+    DType::Q5_1,
+    DType::Q5_0,
+    DType::Q6_K,
+    DType::Q8_0,
+    DType::BF16,
+    DType::F16,
+    DType::F32,
+];
 const LAYERS: usize = 30;
 const ROWS: usize = 128;
 /// Each figure is the best of the runs that fit in this.
@@ -26,25 +39,50 @@ fn main() -> Result<(), OpsError> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = std::env::args().nth(1).map_or(cores, |arg| arg.parse().expect("a number of threads"));
     let wanted: Option<Isa> = std::env::args().nth(2).map(|arg| arg.parse()).transpose()?;
-    println!("{threads} threads; one row: {LAYERS} layers; {ROWS} rows: one layer");
+    let hidden = std::env::args().nth(3).map_or(HIDDEN, |arg| arg.parse().expect("a width"));
+    let named: Vec<String> = std::env::args().skip(4).collect();
+    println!(
+        "{threads} threads; widths {hidden} and {MLP}; one row: {LAYERS} layers; {ROWS} rows: one layer"
+    );
     println!("weights activations isa        1 row: ms   GB/s   {ROWS} rows: ms  Gop/s");
-    for dtype in [DType::Q4_1, DType::Q4_0, DType::Q8_0, DType::BF16, DType::F16, DType::F32] {
-        for activations in [Activations::Int8, Activations::F32] {
-            if activations == Activations::Int8 && dtype.block_elements() == 1 {
+    for dtype in FORMATS {
+        let fits = [hidden, MLP].iter().all(|width| width.is_multiple_of(dtype.block_elements()));
+        if !fits || !named.is_empty() && !named.contains(&format!("{dtype:?}")) {
+            continue;
+        }
+        for activations in [Activations::Int8, Activations::Int16, Activations::Bf16, Activations::F32] {
+            let rounds = activations == Activations::Bf16 && activations.suits(dtype);
+            let quantises = activations != Activations::Bf16 && dtype.block_elements() > 1;
+            if activations != Activations::F32 && !rounds && !quantises {
                 continue;
             }
             for isa in Isa::ALL.into_iter().rev() {
-                if !isa.is_supported() || wanted.is_some_and(|wanted| wanted != isa) {
+                // AMX has something of its own for rounded activations alone.
+                let is_same = isa == Isa::Amx && activations != Activations::Bf16;
+                if is_same || !isa.is_supported() || wanted.is_some_and(|wanted| wanted != isa) {
                     continue;
                 }
-                measure(dtype, activations, isa, threads)?;
+                measure(dtype, activations, isa, threads, &layer(hidden))?;
             }
         }
     }
     Ok(())
 }
 
-fn measure(dtype: DType, activations: Activations, isa: Isa, threads: usize) -> Result<(), OpsError> {
+/// Outputs and inputs: q, k and v; attention output; gate and up; down.
+type Layer = [(usize, usize); 4];
+
+fn layer(hidden: usize) -> Layer {
+    [(hidden * 5 / 3, hidden), (hidden, hidden), (2 * MLP, hidden), (hidden, MLP)]
+}
+
+fn measure(
+    dtype: DType,
+    activations: Activations,
+    isa: Isa,
+    threads: usize,
+    layer: &Layer,
+) -> Result<(), OpsError> {
     let mut backend = CpuBackend::new(CpuOptions {
         threads,
         isa: Some(isa),
@@ -52,17 +90,17 @@ fn measure(dtype: DType, activations: Activations, isa: Isa, threads: usize) -> 
         share: Arc::new(WeightShare::new()),
         cores: Vec::new(),
     })?;
-    let tables = [HIDDEN, MLP].map(|width| backend.load_table(&tensor(DType::F32, 1, width)));
+    let tables = [layer[0].1, MLP].map(|width| backend.load_table(&tensor(DType::F32, 1, width)));
     let [narrow, wide] = tables;
     let (narrow, wide) = (narrow?, wide?);
     let mut weights = Vec::new();
-    for (outputs, inputs) in LAYER.repeat(LAYERS) {
+    for (outputs, inputs) in layer.repeat(LAYERS) {
         let tensor = tensor(dtype, outputs, inputs);
         weights.push(backend.load_matrix(&[Slice { tensor, rows: 0..outputs, cols: 0..inputs }])?);
     }
     backend.reserve(&reserve())?;
     let mut best_of = |rows: usize, weights: &[Weight]| -> Result<f64, OpsError> {
-        let recording = backend.record(recording(rows, narrow, wide, weights))?;
+        let recording = backend.record(recording(rows, narrow, wide, weights, layer))?;
         let begin = Instant::now();
         let mut best = Duration::MAX;
         while best == Duration::MAX || begin.elapsed() < PATIENCE {
@@ -72,9 +110,9 @@ fn measure(dtype: DType, activations: Activations, isa: Isa, threads: usize) -> 
         }
         Ok(best.as_secs_f64())
     };
-    let (one, many) = (best_of(1, &weights)?, best_of(ROWS, &weights[..LAYER.len()])?);
+    let (one, many) = (best_of(1, &weights)?, best_of(ROWS, &weights[..layer.len()])?);
     let bytes = backend.matrix_bytes() as f64;
-    let products: usize = LAYER.iter().map(|(outputs, inputs)| outputs * inputs * ROWS).sum();
+    let products: usize = layer.iter().map(|(outputs, inputs)| outputs * inputs * ROWS).sum();
     println!(
         "{:<7} {:<11} {:<8} {:>12.3} {:>6.2} {:>14.3} {:>6.1}",
         format!("{dtype:?}"),
@@ -88,17 +126,24 @@ fn measure(dtype: DType, activations: Activations, isa: Isa, threads: usize) -> 
     Ok(())
 }
 
-fn recording(rows: usize, narrow: Weight, wide: Weight, weights: &[Weight]) -> atom_ops::Recording {
+fn recording(
+    rows: usize,
+    narrow: Weight,
+    wide: Weight,
+    weights: &[Weight],
+    layer: &Layer,
+) -> atom_ops::Recording {
+    let hidden = layer[0].1;
     let mut ops = Ops::new(StepShape { rows, out_rows: rows, lanes: 1 });
-    let x_narrow = ops.buffer(Extent::Rows, HIDDEN);
+    let x_narrow = ops.buffer(Extent::Rows, hidden);
     let x_wide = ops.buffer(Extent::Rows, MLP);
-    let outs = LAYER.map(|(outputs, _)| ops.buffer(Extent::Rows, outputs));
+    let outs = layer.map(|(outputs, _)| ops.buffer(Extent::Rows, outputs));
     ops.embed(narrow, x_narrow);
     ops.embed(wide, x_wide);
     for (i, &weight) in weights.iter().enumerate() {
-        let (_, inputs) = LAYER[i % LAYER.len()];
-        let x = if inputs == HIDDEN { x_narrow } else { x_wide };
-        ops.linear(x, weight, None, outs[i % LAYER.len()]);
+        let (_, inputs) = layer[i % layer.len()];
+        let x = if inputs == hidden { x_narrow } else { x_wide };
+        ops.linear(x, weight, None, outs[i % layer.len()]);
     }
     ops.finish()
 }
@@ -149,15 +194,23 @@ fn tensor(dtype: DType, rows: usize, cols: usize) -> Tensor {
             DType::F16 => bytes.extend([code, 0x21]),
             DType::BF16 => bytes.extend([code, 0x3c]),
             DType::F8_E4M3 => unreachable!("held as f32"),
-            DType::Q8_0 | DType::Q4_0 | DType::Q4_1 => {
-                let half_scales = if dtype == DType::Q4_1 { 2 } else { 1 };
+            _ => {
                 let at = bytes.len() % dtype.block_bytes();
-                bytes.push(if at >= 2 * half_scales || at.is_multiple_of(2) { code } else { 0x21 });
+                bytes.push(if halves(dtype).iter().any(|half| at == half + 1) { 0x21 } else { code });
             }
         }
     }
     let len = bytes.len();
     Tensor::new(dtype, vec![rows, cols], Arc::new(bytes), 0, len)
+}
+
+/// Where a block has halves.
+fn halves(dtype: DType) -> &'static [usize] {
+    match dtype {
+        DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
+        DType::Q6_K => &[208],
+        _ => &[0],
+    }
 }
 
 /// A rank without peers.

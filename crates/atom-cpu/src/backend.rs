@@ -6,6 +6,7 @@ use crate::pool::Pool;
 use crate::record::{ExpertsSeen, Recorded, record};
 use crate::replay::{Failure, Replay};
 use crate::room::Room;
+use crate::round;
 use crate::sample::Sampler;
 use crate::shared::Rows;
 use crate::weights::{Experts, Loaded, Matrix, WeightShare, check_table, load_vector};
@@ -13,11 +14,11 @@ use atom_base::{PageId, ScoredToken};
 use atom_ops::{
     Backend, Collectives, ExpertRows, LoadWeights, OpsError, Recording, Reserve, Slice, StepInputs, Weight,
 };
-use atom_weights::Tensor;
+use atom_weights::{DType, Tensor};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// What quantised weights are multiplied with.
+/// What quantised weights are multiplied with, or those of bf16. All others meet f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Activations {
     /// Signed bytes, one scale per row and 32 inputs: integer products, the fastest.
@@ -25,18 +26,44 @@ pub enum Activations {
     /// Two of those, the second for what the first left over: integer products, nearly exact.
     #[default]
     Int16,
+    /// Rounded to bf16, for weights of bf16; products of eight rows and more by AMX, if it is there. Quantised
+    /// weights are refused.
+    Bf16,
     /// f32, exact but for rounding.
     F32,
 }
 
 impl Activations {
-    /// Sets of codes that a row is made into.
-    pub(crate) fn planes(self) -> usize {
+    /// What a rank with these instructions takes for weights of this type if nothing else is asked for: `Bf16`
+    /// where AMX meets weights of bf16, since it multiplies prompts several times as fast and loses what other
+    /// engines lose too.
+    pub fn of(isa: Isa, weights: DType) -> Self {
+        if isa == Isa::Amx && weights == DType::BF16 { Self::Bf16 } else { Self::default() }
+    }
+
+    /// Bytes that an activation is made into; 0 if it stays as it is.
+    pub(crate) fn bytes(self) -> usize {
         match self {
             Self::F32 => 0,
             Self::Int8 => 1,
             Self::Int16 => 2,
+            Self::Bf16 => round::BYTES,
         }
+    }
+
+    /// True if weights of this type don't meet activations as they are.
+    pub(crate) fn quantise_for(self, dtype: DType) -> bool {
+        self != Self::F32 && dtype.block_elements() > 1 || self.pairs(dtype)
+    }
+
+    /// True if weights of this type can be multiplied with such activations.
+    pub fn suits(self, dtype: DType) -> bool {
+        self != Self::Bf16 || dtype.block_elements() == 1
+    }
+
+    /// True if weights of this type are packed in pairs.
+    pub(crate) fn pairs(self, dtype: DType) -> bool {
+        self == Self::Bf16 && dtype == DType::BF16
     }
 }
 
@@ -46,7 +73,7 @@ pub struct CpuOptions {
     pub threads: usize,
     /// Instructions to use; the best that the processor has if not set.
     pub isa: Option<Isa>,
-    /// What quantised weights are multiplied with.
+    /// What weights are multiplied with.
     pub activations: Activations,
     /// Given to all ranks of the process, so that equal slices are held once.
     pub share: Arc<WeightShare>,
@@ -157,13 +184,13 @@ impl CpuBackend {
 impl LoadWeights for CpuBackend {
     fn load_matrix(&mut self, parts: &[Slice]) -> Result<Weight, OpsError> {
         let share = self.share.as_deref().ok_or_else(|| too_late("a matrix"))?;
-        let matrix = Matrix::load(parts, share, &mut self.pool)?;
+        let matrix = Matrix::load(parts, self.activations, share, &mut self.pool)?;
         Ok(self.keep(Loaded::Matrix(matrix)))
     }
 
     fn load_experts(&mut self, experts: &[Vec<Slice>]) -> Result<Weight, OpsError> {
         let share = self.share.as_deref().ok_or_else(|| too_late("a layer's experts"))?;
-        let experts = Experts::load(experts, share, &mut self.pool)?;
+        let experts = Experts::load(experts, self.activations, share, &mut self.pool)?;
         Ok(self.keep(Loaded::Experts(experts)))
     }
 

@@ -13,11 +13,13 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ, VL and VNNI. A processor with AVX-512 but without VNNI is served by AVX2.
     Avx512,
+    /// The same, and AMX with bf16: tiles for products of weights and activations of bf16.
+    Amx,
 }
 
 impl Isa {
     /// All of them, slowest first.
-    pub const ALL: [Self; 3] = [Self::Portable, Self::Avx2, Self::Avx512];
+    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Amx];
 
     /// The fastest one that this processor has.
     pub fn detect() -> Self {
@@ -43,8 +45,10 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512vnni")
             }
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => Self::Avx512.is_supported() && amx::is_allowed(),
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx2 | Self::Avx512 => false,
+            Self::Avx2 | Self::Avx512 | Self::Amx => false,
         }
     }
 
@@ -67,6 +71,7 @@ impl fmt::Display for Isa {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Amx => "amx",
         })
     }
 }
@@ -76,8 +81,47 @@ impl FromStr for Isa {
 
     fn from_str(name: &str) -> Result<Self, OpsError> {
         Self::ALL.into_iter().find(|isa| isa.to_string() == name).ok_or_else(|| {
-            OpsError::Device(format!("no instruction set is called {name:?}; use portable, avx2 or avx512"))
+            OpsError::Device(format!(
+                "no instruction set is called {name:?}; use portable, avx2, avx512 or amx"
+            ))
         })
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod amx {
+    use std::arch::x86_64::__cpuid_count;
+    use std::sync::OnceLock;
+
+    /// True if the processor has tiles and bf16 products of them, and the system lets this process use them:
+    /// it keeps 8 KiB more for each thread, and wants to be asked.
+    pub(super) fn is_allowed() -> bool {
+        static ALLOWED: OnceLock<bool> = OnceLock::new();
+        *ALLOWED.get_or_init(|| {
+            // Intel SDM, CPUID: leaf 7 is there on everything with AVX-512.
+            let features = __cpuid_count(7, 0).edx;
+            let (bf16, tile) = (features >> 22 & 1, features >> 24 & 1);
+            bf16 == 1 && tile == 1 && ask()
+        })
+    }
+
+    #[cfg(target_os = "linux")]
+    fn ask() -> bool {
+        use std::ffi::c_long;
+        unsafe extern "C" {
+            fn syscall(number: c_long, ...) -> c_long;
+        }
+        // `arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)`, Linux 5.16: for all threads of the process.
+        const ARCH_PRCTL: c_long = 158;
+        const REQUEST_PERMISSION: c_long = 0x1023;
+        const TILE_DATA: c_long = 18;
+        // SAFETY: numbers only; an older system knows no such request and says so.
+        unsafe { syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0 }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn ask() -> bool {
+        false
     }
 }
 

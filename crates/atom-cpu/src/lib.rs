@@ -38,6 +38,7 @@ mod quantise;
 mod record;
 mod replay;
 mod room;
+mod round;
 mod route;
 mod sample;
 mod shared;

@@ -4,8 +4,11 @@
 //! quantised activations), which depends on the width and the format only. So its bits don't depend on
 //! how rows and outputs are cut into tiles, on threads, on neighbours or on the instruction set.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod plain;
 mod quantised;
+mod rounded;
 
 use crate::elementwise::lanes::{LANES, Portable};
 #[cfg(target_arch = "x86_64")]
@@ -13,12 +16,17 @@ use crate::elementwise::x86::{Avx2, Avx512};
 use crate::isa::Isa;
 use crate::pack::Packed;
 use crate::quads::Quads;
-use crate::quantise::BlockScale;
+use crate::quantise::{BlockScale, quantise_row};
+use crate::round::{TILE_ELEMENTS, TILE_ROWS, round_row, round_row_to_tiles};
 use crate::shared::{Rows, share};
 use atom_weights::DType;
 use half::{bf16, f16};
 use plain::Plain;
-use quantised::{Bytes, Exact, Nibbles, NibblesAndMinimum};
+use quantised::{
+    Bytes, Exact, FiveBits, FiveBitsAndMinimum, Nibbles, NibblesAndMinimum, SuperFiveBits, SuperNibbles,
+    SuperSixBits,
+};
+use rounded::Pairs;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -36,7 +44,7 @@ pub(crate) struct Operands<'a> {
     pub(crate) x: Rows<'a>,
     /// Where its rows lie.
     pub(crate) x_rows: RowMap<'a>,
-    /// The same rows quantised; read only by quantised weights, if at all.
+    /// The same rows quantised or rounded; read only by weights that want them so, if at all.
     pub(crate) codes: Option<Codes<'a>>,
     /// Added at the end. `[outputs]`
     pub(crate) bias: Option<&'a [f32]>,
@@ -44,6 +52,8 @@ pub(crate) struct Operands<'a> {
     pub(crate) out: Rows<'a>,
     /// Where its rows lie.
     pub(crate) out_rows: RowMap<'a>,
+    /// What this worker works in; see [`tile_bytes`].
+    pub(crate) scratch: Rows<'a, u8>,
     /// If set, a row's outputs are multiplied with its weight and added to what is there, rounded after
     /// each; else they replace it. `[rows]`
     pub(crate) weights: Option<&'a [f32]>,
@@ -51,15 +61,54 @@ pub(crate) struct Operands<'a> {
     pub(crate) rows: usize,
 }
 
-/// Quantised activations.
+/// Quantised or rounded activations.
 #[derive(Clone, Copy)]
 pub(crate) struct Codes<'a> {
-    /// `[.., planes * inputs]`
+    /// `[.., bytes of a row]`
     pub(crate) codes: Rows<'a, i8>,
-    /// `[.., planes * inputs / 32]`
+    /// Of integers. `[.., planes * inputs / 32]`
     pub(crate) scales: Rows<'a, BlockScale>,
     /// Where the rows of both lie.
     pub(crate) rows: RowMap<'a>,
+    /// What the bytes are.
+    pub(crate) form: Form,
+}
+
+/// How activations lie in their bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// Planes of signed codes. `[planes * inputs]`
+    Integers,
+    /// f32 that are bf16 numbers. `[inputs]`
+    Rounded,
+    /// bf16, sixteen rows one behind the other, in tiles. `[rows / 16, inputs / 32, 16, 32]`
+    Tiles,
+}
+
+impl Codes<'_> {
+    /// Makes them of the activations `x` of row `row`.
+    ///
+    /// # Safety
+    /// `isa` is supported, and nobody else touches this row of either. Codes have room for as many rows as
+    /// come; for tiles, eight at the least.
+    pub(crate) unsafe fn make(&self, isa: Isa, x: &[f32], row: usize) {
+        // SAFETY: the caller's promise. A row of f32 begins where an f32 may.
+        unsafe {
+            match self.form {
+                Form::Integers => quantise_row(isa, x, self.codes.row_mut(row), self.scales.row_mut(row)),
+                Form::Rounded => {
+                    let (before, to, _) = self.codes.row_mut(row).align_to_mut::<f32>();
+                    assert!(before.is_empty(), "rows of f32");
+                    round_row(isa, x, to);
+                }
+                Form::Tiles => {
+                    let tiles: *mut bf16 = self.codes.start().cast();
+                    let tiles = tiles.add(row / TILE_ROWS * TILE_ROWS * x.len());
+                    round_row_to_tiles(isa, x, row % TILE_ROWS, tiles);
+                }
+            }
+        }
+    }
 }
 
 /// Position of the i-th real row in its buffer.
@@ -78,6 +127,9 @@ struct Product<'a> {
     weights: &'a Packed,
     column: usize,
     operands: &'a Operands<'a>,
+    /// Set if rounded rows are multiplied by tiles.
+    #[cfg(target_arch = "x86_64")]
+    source: Option<amx::Source>,
 }
 
 /// How one format multiplies.
@@ -117,14 +169,13 @@ pub(crate) unsafe fn multiply(
     worker: usize,
     workers: usize,
 ) {
-    let panels = panels_of(parts);
-    let chunks = operands.rows.div_ceil(CHUNK_ROWS);
-    let units = share(chunks * panels, worker, workers);
+    let (panels, chunks) = (panels_of(parts), Chunks::of(operands));
+    let units = share(chunks.count() * panels, worker, workers);
     let mut unit = units.start;
     while unit < units.end {
         let (chunk, first) = (unit / panels, unit % panels);
         let last = panels.min(first + units.end - unit);
-        let rows = share(operands.rows, chunk, chunks);
+        let rows = chunks.rows(chunk);
         // SAFETY: the caller's promise; this worker alone has these panels of these rows.
         unsafe { multiply_chunk(isa, parts, operands, first..last, rows) };
         unit += last - first;
@@ -141,11 +192,10 @@ pub(crate) unsafe fn multiply_panels(
     operands: &Operands<'_>,
     panels: Range<usize>,
 ) {
-    let chunks = operands.rows.div_ceil(CHUNK_ROWS);
-    for chunk in 0..chunks {
-        let rows = share(operands.rows, chunk, chunks);
+    let chunks = Chunks::of(operands);
+    for chunk in 0..chunks.count() {
         // SAFETY: the caller's promise.
-        unsafe { multiply_chunk(isa, parts, operands, panels.clone(), rows) };
+        unsafe { multiply_chunk(isa, parts, operands, panels.clone(), chunks.rows(chunk)) };
     }
 }
 
@@ -179,11 +229,20 @@ unsafe fn multiply_chunk(
     rows: Range<usize>,
 ) {
     let mut offset = 0;
+    // SAFETY: passed on.
+    #[cfg(target_arch = "x86_64")]
+    let source = unsafe { amx::Source::of(isa, operands, &rows) };
     for Part { weights, column } in parts {
         let end = offset + weights.panels();
         let run = panels.start.max(offset)..panels.end.min(end);
         if !run.is_empty() {
-            let product = Product { weights, column: *column, operands };
+            let product = Product {
+                weights,
+                column: *column,
+                operands,
+                #[cfg(target_arch = "x86_64")]
+                source,
+            };
             // SAFETY: passed on.
             unsafe { product.run(isa, run.start - offset..run.end - offset, rows.clone()) };
         }
@@ -207,21 +266,48 @@ impl Product<'_> {
     /// # Safety
     /// As for [`multiply`]; the outputs of `panels` in `rows` belong to the caller.
     unsafe fn run(&self, isa: Isa, panels: Range<usize>, rows: Range<usize>) {
-        let exact = self.operands.codes.is_none();
+        let form = self.operands.codes.map(|codes| codes.form);
         // SAFETY: passed on.
         unsafe {
-            match (self.weights.dtype, exact) {
+            match (self.weights.dtype, form) {
                 (DType::F32, _) => self.enter::<Plain<f32>>(isa, panels, rows),
                 (DType::F8_E4M3, _) => unreachable!("FP8 is held as f32"),
                 (DType::F16, _) => self.enter::<Plain<f16>>(isa, panels, rows),
+                (DType::BF16, _) if self.weights.paired => self.pairs(isa, panels, rows),
                 (DType::BF16, _) => self.enter::<Plain<bf16>>(isa, panels, rows),
-                (DType::Q8_0, false) => self.enter::<Bytes>(isa, panels, rows),
-                (DType::Q4_0, false) => self.enter::<Nibbles>(isa, panels, rows),
-                (DType::Q4_1, false) => self.enter::<NibblesAndMinimum>(isa, panels, rows),
-                (DType::Q8_0, true) => self.enter::<Exact<Bytes>>(isa, panels, rows),
-                (DType::Q4_0, true) => self.enter::<Exact<Nibbles>>(isa, panels, rows),
-                (DType::Q4_1, true) => self.enter::<Exact<NibblesAndMinimum>>(isa, panels, rows),
+                (DType::Q8_0, Some(Form::Integers)) => self.enter::<Bytes>(isa, panels, rows),
+                (DType::Q4_0, Some(Form::Integers)) => self.enter::<Nibbles>(isa, panels, rows),
+                (DType::Q4_1, Some(Form::Integers)) => self.enter::<NibblesAndMinimum>(isa, panels, rows),
+                (DType::Q5_0, Some(Form::Integers)) => self.enter::<FiveBits>(isa, panels, rows),
+                (DType::Q5_1, Some(Form::Integers)) => self.enter::<FiveBitsAndMinimum>(isa, panels, rows),
+                (DType::Q4_K, Some(Form::Integers)) => self.enter::<SuperNibbles>(isa, panels, rows),
+                (DType::Q5_K, Some(Form::Integers)) => self.enter::<SuperFiveBits>(isa, panels, rows),
+                (DType::Q6_K, Some(Form::Integers)) => self.enter::<SuperSixBits>(isa, panels, rows),
+                (dtype, Some(_)) => unreachable!("{dtype:?} is refused where activations are rounded"),
+                (DType::Q8_0, None) => self.enter::<Exact<Bytes>>(isa, panels, rows),
+                (DType::Q4_0, None) => self.enter::<Exact<Nibbles>>(isa, panels, rows),
+                (DType::Q4_1, None) => self.enter::<Exact<NibblesAndMinimum>>(isa, panels, rows),
+                (DType::Q5_0, None) => self.enter::<Exact<FiveBits>>(isa, panels, rows),
+                (DType::Q5_1, None) => self.enter::<Exact<FiveBitsAndMinimum>>(isa, panels, rows),
+                (DType::Q4_K, None) => self.enter::<Exact<SuperNibbles>>(isa, panels, rows),
+                (DType::Q5_K, None) => self.enter::<Exact<SuperFiveBits>>(isa, panels, rows),
+                (DType::Q6_K, None) => self.enter::<Exact<SuperSixBits>>(isa, panels, rows),
             }
+        }
+    }
+
+    /// bf16 weights and rounded activations.
+    ///
+    /// # Safety
+    /// As for [`Self::run`].
+    unsafe fn pairs(&self, isa: Isa, panels: Range<usize>, rows: Range<usize>) {
+        // SAFETY: passed on; tiles are multiplied only where there is AMX.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            if let Some(source) = self.source {
+                return self.tiled_pairs(source, panels, rows);
+            }
+            self.enter::<Pairs>(isa, panels, rows);
         }
     }
 
@@ -235,9 +321,9 @@ impl Product<'_> {
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx2 => self.enter_avx2::<K>(panels, rows),
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 => self.enter_avx512::<K>(panels, rows),
+                Isa::Avx512 | Isa::Amx => self.enter_avx512::<K>(panels, rows),
                 #[cfg(not(target_arch = "x86_64"))]
-                Isa::Avx2 | Isa::Avx512 => unreachable!("{isa} is refused on this processor"),
+                Isa::Avx2 | Isa::Avx512 | Isa::Amx => unreachable!("{isa} is refused on this processor"),
             }
         }
     }
@@ -268,33 +354,42 @@ impl Product<'_> {
                 if const { S::WIDE == 4 } && rows.len() == 1 && left >= 4 {
                     self.tile::<S, K, 1, 4>(s, rows.start, panel, 4, true);
                     panel += 4;
+                } else if const { S::PANELS == 1 } && rows.len() > 1 {
+                    self.rows::<S, K, 1>(s, rows.clone(), panel, 1);
+                    panel += 1;
                 } else {
-                    self.rows::<S, K>(s, rows.clone(), panel, left.min(2));
+                    self.rows::<S, K, 2>(s, rows.clone(), panel, left.min(2));
                     panel += 2;
                 }
             }
         }
     }
 
-    /// All rows of two panels, or of one. Few heights of tiles, since each is code of its own.
+    /// All rows of `P` panels. Few heights of tiles, since each is code of its own.
     ///
     /// # Safety
     /// As for [`Self::run`].
     #[inline(always)]
-    unsafe fn rows<S: Quads, K: Kernel>(&self, s: S, rows: Range<usize>, panel: usize, panels: usize) {
+    unsafe fn rows<S: Quads, K: Kernel, const P: usize>(
+        &self,
+        s: S,
+        rows: Range<usize>,
+        panel: usize,
+        panels: usize,
+    ) {
         let mut row = rows.start;
         while row < rows.end {
             let (left, first) = (rows.end - row, row == rows.start);
             // SAFETY: passed on; the rows are within `rows`.
             row += unsafe {
                 if const { S::ROWS >= 6 } && left >= 6 {
-                    self.tile::<S, K, 6, 2>(s, row, panel, panels, first)
+                    self.tile::<S, K, 6, P>(s, row, panel, panels, first)
                 } else if const { S::ROWS >= 4 } && left >= 4 {
-                    self.tile::<S, K, 4, 2>(s, row, panel, panels, first)
+                    self.tile::<S, K, 4, P>(s, row, panel, panels, first)
                 } else if const { S::ROWS >= 2 } && left >= 2 {
-                    self.tile::<S, K, 2, 2>(s, row, panel, panels, first)
+                    self.tile::<S, K, 2, P>(s, row, panel, panels, first)
                 } else {
-                    self.tile::<S, K, 1, 2>(s, row, panel, panels, first)
+                    self.tile::<S, K, 1, P>(s, row, panel, panels, first)
                 }
             };
         }
@@ -373,9 +468,64 @@ pub(crate) fn add_weighted(out: &mut [f32], weight: f32, y: &[f32]) {
     }
 }
 
+/// How rows are cut: those of a chunk are multiplied with all weights before the next ones.
+#[derive(Clone, Copy)]
+struct Chunks {
+    rows: usize,
+    chunk: usize,
+}
+
+impl Chunks {
+    fn of(operands: &Operands<'_>) -> Self {
+        let rows = operands.rows;
+        let chunk = match operands.codes {
+            Some(Codes { form: Form::Tiles, .. }) => {
+                // As many as stay in the second-level cache.
+                let most = (TILED_BYTES / (size_of::<bf16>() * operands.x.width())).max(TILE_ROWS);
+                rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(TILE_ROWS)
+            }
+            _ => rows.div_ceil(rows.div_ceil(CHUNK_ROWS).max(1)),
+        };
+        Self { rows, chunk: chunk.max(1) }
+    }
+
+    fn count(self) -> usize {
+        self.rows.div_ceil(self.chunk)
+    }
+
+    fn rows(self, chunk: usize) -> Range<usize> {
+        chunk * self.chunk..self.rows.min((chunk + 1) * self.chunk)
+    }
+}
+
+/// What rows of a product with a matrix become before it.
+pub(crate) fn form_of_rows(isa: Isa, rows: usize, inputs: usize) -> Form {
+    if isa == Isa::Amx && rows >= TILED_ROWS_MIN && inputs.is_multiple_of(TILE_ELEMENTS) {
+        Form::Tiles
+    } else {
+        Form::Rounded
+    }
+}
+
+/// Bytes that a worker works in for products of rounded activations with matrices of so many inputs: gathered
+/// rows and sums.
+pub(crate) fn tile_bytes(inputs: usize) -> usize {
+    let gathered = size_of::<bf16>() * CHUNK_ROWS.next_multiple_of(TILE_ROWS) * inputs;
+    gathered.next_multiple_of(64) + SUM_TILES * size_of::<[[f32; LANES]; TILE_ROWS]>()
+}
+
 /// Rows that are multiplied with all weights before the next ones: their activations stay in the
 /// second-level cache (128 rows of 1536 bytes are 192 KiB).
 const CHUNK_ROWS: usize = 128;
+
+/// The same for rows in tiles.
+const TILED_BYTES: usize = 512 << 10;
+
+/// Fewer rows are multiplied with the vectors of AVX-512.
+const TILED_ROWS_MIN: usize = 8;
+
+/// Tiles of sums: two of rows, two panels.
+const SUM_TILES: usize = 4;
 
 #[cfg(test)]
 pub(crate) mod tests;

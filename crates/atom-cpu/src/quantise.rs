@@ -14,6 +14,16 @@ pub(crate) struct BlockScale {
     pub(crate) scaled_total: f32,
     /// Sum of the codes.
     pub(crate) total: i32,
+    /// Sum of the first 16 of them, for weights whose scales are of 16.
+    pub(crate) first_total: i32,
+}
+
+impl BlockScale {
+    /// Sum of the codes of half 0 or 1.
+    #[inline(always)]
+    pub(crate) fn half_total(&self, half: usize) -> i32 {
+        if half == 0 { self.first_total } else { self.total - self.first_total }
+    }
 }
 
 /// Quantises a row of whole blocks: `code = round(x / step)` with ties to even,
@@ -36,9 +46,9 @@ pub(crate) fn quantise_row(isa: Isa, x: &[f32], codes: &mut [i8], scales: &mut [
         Isa::Avx2 => unsafe { quantise_avx2(x, codes, scales) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        Isa::Avx512 => unsafe { quantise_avx512(x, codes, scales) },
+        Isa::Avx512 | Isa::Amx => unsafe { quantise_avx512(x, codes, scales) },
         #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 | Isa::Avx512 => unreachable!("{isa} is refused on this processor"),
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unreachable!("{isa} is refused on this processor"),
     }
 }
 
@@ -89,14 +99,17 @@ fn quantise_block(x: &[f32; BLOCK], codes: &mut [i8; BLOCK]) -> BlockScale {
     } else {
         (f32::NAN, 0.0)
     };
-    let mut total = 0;
-    for (x, code) in x.iter().zip(codes) {
+    let mut totals = [0; BLOCK];
+    for ((x, code), total) in x.iter().zip(codes).zip(&mut totals) {
         // Adding 1.5 * 2^23 leaves the rounded integer in the low bits.
         let rounded = (x * inverse + ROUNDER).to_bits().wrapping_sub(ROUNDER.to_bits()) as i8;
         *code = rounded;
-        total += i32::from(rounded);
+        *total = i32::from(rounded);
     }
-    BlockScale { step, scaled_total: step * total as f32, total }
+    let (first, second) = totals.split_at(BLOCK / 2);
+    let first_total = first.iter().sum();
+    let total = first_total + second.iter().sum::<i32>();
+    BlockScale { step, scaled_total: step * total as f32, total, first_total }
 }
 
 const ROUNDER: f32 = 12_582_912.0;
@@ -110,7 +123,8 @@ mod tests {
 
     fn quantised(isa: Isa, x: &[f32]) -> (Vec<i8>, Vec<BlockScale>) {
         let mut codes = vec![99; x.len()];
-        let mut scales = vec![BlockScale { step: 9.0, scaled_total: 9.0, total: 9 }; x.len() / BLOCK];
+        let mut scales =
+            vec![BlockScale { step: 9.0, scaled_total: 9.0, total: 9, first_total: 9 }; x.len() / BLOCK];
         quantise_row(isa, x, &mut codes, &mut scales);
         (codes, scales)
     }
@@ -130,7 +144,9 @@ mod tests {
             );
         }
         for (block, scale) in codes.chunks(BLOCK).zip(&scales) {
-            assert_eq!(scale.total, block.iter().map(|&c| i32::from(c)).sum::<i32>());
+            let sum = |codes: &[i8]| codes.iter().map(|&c| i32::from(c)).sum::<i32>();
+            assert_eq!(scale.total, sum(block));
+            assert_eq!([0, 1].map(|half| scale.half_total(half)), [sum(&block[..16]), sum(&block[16..])]);
             assert_eq!(scale.scaled_total, scale.step * scale.total as f32);
             assert_eq!(block.iter().map(|c| c.unsigned_abs()).max(), Some(127));
         }
@@ -139,6 +155,7 @@ mod tests {
             assert_eq!(other, codes, "{isa}");
             for (a, b) in scales.iter().zip(&other_scales) {
                 assert_eq!((a.step.to_bits(), a.total), (b.step.to_bits(), b.total), "{isa}");
+                assert_eq!(a.first_total, b.first_total, "{isa}");
             }
         }
     }

@@ -46,7 +46,7 @@ pub(crate) fn record(
     for (index, op) in recording.ops().iter().enumerate() {
         check.op(op).map_err(|what| OpsError::Weights(format!("operator {index}, {}: {what}", op.name())))?;
     }
-    let quantises = |weight: Weight| activations.planes() > 0 && check.is_quantised(weight);
+    let quantises = |weight: Weight| check.is_quantised(weight);
     let capacities = recording.collectives().iter().map(|collective| collective.elements);
     let steps = phases(recording.ops(), quantises, |buf| check.spec(buf).extent, capacities);
     let sizes = Sizes::of(recording, activations, |weight| check.is_quantised(weight));

@@ -7,19 +7,18 @@ mod heads;
 use crate::attention::Attention;
 use crate::elementwise::{add, add_norm, gated_silu, norm};
 use crate::isa::Isa;
-use crate::matmul::{Codes, Operands, RowMap, multiply};
+use crate::matmul::{Codes, Form, Operands, RowMap, form_of_rows, multiply};
 use crate::phase::Phase;
 use crate::pool::Worker;
-use crate::quantise::quantise_row;
 use crate::record::{ExpertsSeen, Recorded};
 use crate::room::View;
 use crate::sample::Sampler;
 use crate::shared::{Rows, share};
 use crate::sizes::Place;
-use crate::weights::{Loaded, Matrix, dequantise_row};
+use crate::weights::{Loaded, Matrix};
 use atom_base::{ScoredToken, TokenId, slot_of_last};
 use atom_ops::{Buf, Collectives, Comm, Extent, OpsError, StepInputs, Weight};
-use atom_weights::Tensor;
+use atom_weights::{Tensor, quant};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -146,7 +145,7 @@ impl Replay<'_> {
             let out = self.buffer(out);
             for row in share(self.inputs.tokens.len(), worker.index, worker.count) {
                 let token = self.token(row) as usize;
-                dequantise_row(table, token, 0..table.cols(), out.row_mut(row));
+                quant::expand_row(table, token, 0..table.cols(), out.row_mut(row));
             }
         }
     }
@@ -195,9 +194,9 @@ impl Replay<'_> {
         // SAFETY: as for `phase`; the recording quantises this buffer.
         unsafe {
             let (x, map) = (self.buffer(x), self.map(x));
-            let (codes, scales) = self.view.codes(rows, self.recorded.sizes.planes * x.width());
+            let codes = self.codes(x, rows, RowMap::Dense, self.form(rows, x.width()));
             for row in share(rows, worker.index, worker.count) {
-                quantise_row(self.isa, x.row(map.at(row)), codes.row_mut(row), scales.row_mut(row));
+                codes.make(self.isa, x.row(map.at(row)), row);
             }
         }
     }
@@ -215,12 +214,11 @@ impl Replay<'_> {
         // SAFETY: as for `phase`; if codes are wanted, the phase before made them of this buffer.
         unsafe {
             let (map, x, out) = (self.map(x), self.buffer(x), self.buffer(out));
-            let codes = quantised.then(|| {
-                let (codes, scales) = self.view.codes(rows, self.recorded.sizes.planes * x.width());
-                Codes { codes, scales, rows: RowMap::Dense }
-            });
+            let codes = quantised.then(|| self.codes(x, rows, RowMap::Dense, self.form(rows, x.width())));
             let bias = bias.map(|bias| self.vector(bias));
-            let operands = Operands { x, x_rows: map, codes, bias, out, out_rows: map, weights: None, rows };
+            let scratch = self.view.tiles(self.recorded, worker.index);
+            let operands =
+                Operands { x, x_rows: map, codes, bias, out, out_rows: map, scratch, weights: None, rows };
             multiply(self.isa, &matrix.parts, &operands, worker.index, worker.count);
         }
     }
@@ -315,6 +313,21 @@ impl Replay<'_> {
                 _ => unreachable!("{phase:?} is no collective"),
             }
         }
+    }
+
+    /// What rows that all are multiplied with one matrix become before.
+    fn form(&self, rows: usize, inputs: usize) -> Form {
+        if self.recorded.sizes.rounds() { form_of_rows(self.isa, rows, inputs) } else { Form::Integers }
+    }
+
+    /// The codes of `rows` rows as wide as those of `x`.
+    ///
+    /// # Safety
+    /// The recording quantises `x`, or its like with as many rows.
+    unsafe fn codes<'b>(&'b self, x: Rows<'_>, rows: usize, map: RowMap<'b>, form: Form) -> Codes<'b> {
+        // SAFETY: the caller's promise.
+        let (codes, scales) = unsafe { self.view.codes(rows, self.recorded.sizes.code * x.width()) };
+        Codes { codes, scales, rows: map, form }
     }
 
     fn place(&self, buf: Buf) -> &Place {

@@ -17,6 +17,7 @@ pub(crate) struct Room {
     /// their pages as rows come.
     group: Aligned,
     codes: Aligned,
+    tiles: Aligned,
     scales: Aligned,
     gathered: Aligned,
     /// Scores of a row for each worker.
@@ -37,6 +38,7 @@ pub(crate) struct View<'a> {
     floats: *mut f32,
     group: *mut f32,
     codes: *mut i8,
+    tiles: *mut u8,
     scales: *mut BlockScale,
     gathered: *mut f32,
     scores: *mut f32,
@@ -60,6 +62,7 @@ impl Room {
             floats: Aligned::zeroed(0, "buffers")?,
             group: Aligned::untouched(0, "buffers of group rows")?,
             codes: Aligned::zeroed(0, "quantised activations")?,
+            tiles: Aligned::zeroed(0, "tiles")?,
             scales: Aligned::zeroed(0, "scales of activations")?,
             gathered: Aligned::zeroed(0, "gathered columns")?,
             scores: Aligned::zeroed(0, "scores of experts")?,
@@ -76,6 +79,7 @@ impl Room {
         let bytes = recorded.sizes.bytes(self.workers);
         grow(&mut self.floats, bytes.floats, "buffers")?;
         grow(&mut self.codes, bytes.codes, "quantised activations")?;
+        grow(&mut self.tiles, bytes.tiles, "tiles")?;
         grow(&mut self.scales, bytes.scales, "scales of activations")?;
         grow(&mut self.gathered, bytes.gathered, "gathered columns")?;
         grow(&mut self.scores, bytes.scores, "scores of experts")?;
@@ -98,11 +102,12 @@ impl Room {
 
     /// Bytes that steps work in.
     pub(crate) fn bytes(&self) -> RoomBytes {
-        let Self { floats, group, codes, scales, gathered, scores, choices, exchanged, .. } = self;
+        let Self { floats, group, codes, tiles, scales, gathered, scores, choices, exchanged, .. } = self;
         RoomBytes {
             floats: floats.len(),
             group_floats: group.len(),
             codes: codes.len(),
+            tiles: tiles.len(),
             scales: scales.len(),
             gathered: gathered.len(),
             scores: scores.len(),
@@ -142,6 +147,7 @@ impl Room {
             floats: self.floats.as_mut_ptr().cast(),
             group: self.group.as_mut_ptr().cast(),
             codes: self.codes.as_mut_ptr().cast(),
+            tiles: self.tiles.as_mut_ptr(),
             scales: self.scales.as_mut_ptr().cast(),
             gathered: self.gathered.as_mut_ptr().cast(),
             scores: self.scores.as_mut_ptr().cast(),
@@ -176,6 +182,16 @@ impl<'a> View<'a> {
     pub(crate) unsafe fn codes(&self, rows: usize, width: usize) -> (Rows<'a, i8>, Rows<'a, BlockScale>) {
         // SAFETY: as for `buffer`; zeros are valid for both types.
         unsafe { (Rows::from_raw(self.codes, rows, width), Rows::from_raw(self.scales, rows, width / BLOCK)) }
+    }
+
+    /// What a worker multiplies rounded activations in: one row.
+    ///
+    /// # Safety
+    /// The recording is the one that the view was made for.
+    pub(crate) unsafe fn tiles(&self, recorded: &Recorded, worker: usize) -> Rows<'a, u8> {
+        assert!(worker < self.workers, "worker {worker} of {}", self.workers);
+        // SAFETY: as for `buffer`; each worker has its own part.
+        unsafe { Rows::from_raw(self.tiles.add(worker * recorded.sizes.tiles), 1, recorded.sizes.tiles) }
     }
 
     /// Room for the columns of `members` ranks, `stride` floats each.

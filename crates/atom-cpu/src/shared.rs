@@ -44,6 +44,11 @@ impl<'a, T> Rows<'a, T> {
         Self { ptr, rows, width, owner: PhantomData }
     }
 
+    /// Its first element. Whoever uses it keeps the contract by himself.
+    pub(crate) fn start(&self) -> *mut T {
+        self.ptr
+    }
+
     /// Rows of the buffer.
     pub(crate) fn rows(&self) -> usize {
         self.rows

@@ -3,8 +3,9 @@
 
 use crate::backend::Activations;
 use crate::choices::Choices;
+use crate::matmul::tile_bytes;
 use crate::quantise::{BLOCK, BlockScale};
-use crate::route;
+use crate::{round, route};
 use atom_ops::{Buf, BufSpec, Extent, LoadWeights, Op, OpsError, Recording, Slice, StepShape, Weight};
 use atom_weights::Tensor;
 
@@ -15,10 +16,12 @@ pub(crate) struct Sizes {
     pub(crate) floats: usize,
     /// Floats of buffers with rows of the whole group.
     pub(crate) group_floats: usize,
-    /// Bytes of quantised activations.
+    /// Bytes of quantised or rounded activations.
     pub(crate) codes: usize,
-    /// Planes of codes of a row: 1 or 2, 0 if there are none.
-    pub(crate) planes: usize,
+    /// Bytes of each; 0 if there are none.
+    pub(crate) code: usize,
+    /// Bytes that a worker works in when it multiplies rounded ones.
+    pub(crate) tiles: usize,
     /// Floats of gathered columns.
     pub(crate) gathered: usize,
     /// Floats of scratch that a router needs for a row.
@@ -41,6 +44,7 @@ pub(crate) struct RoomBytes {
     pub(crate) floats: usize,
     pub(crate) group_floats: usize,
     pub(crate) codes: usize,
+    pub(crate) tiles: usize,
     pub(crate) scales: usize,
     pub(crate) gathered: usize,
     pub(crate) scores: usize,
@@ -86,6 +90,10 @@ impl Sketch {
         Sizes::of(recording, self.activations, is_quantised).bytes(self.threads).total()
     }
 
+    fn quantises(&self, slice: &Slice) -> bool {
+        self.activations.quantise_for(slice.tensor.dtype)
+    }
+
     fn keep(&mut self, is_quantised: bool) -> Weight {
         self.quantised.push(is_quantised);
         Weight(u32::try_from(self.quantised.len() - 1).expect("a model has thousands of weights"))
@@ -95,11 +103,11 @@ impl Sketch {
 /// Nothing is refused: what a backend can't load it says itself.
 impl LoadWeights for Sketch {
     fn load_matrix(&mut self, parts: &[Slice]) -> Result<Weight, OpsError> {
-        Ok(self.keep(parts.iter().any(is_block_type)))
+        Ok(self.keep(parts.iter().any(|part| self.quantises(part))))
     }
 
     fn load_experts(&mut self, experts: &[Vec<Slice>]) -> Result<Weight, OpsError> {
-        Ok(self.keep(experts.iter().flatten().any(is_block_type)))
+        Ok(self.keep(experts.iter().flatten().any(|part| self.quantises(part))))
     }
 
     fn load_vector(&mut self, _: &[Slice]) -> Result<Weight, OpsError> {
@@ -111,26 +119,27 @@ impl LoadWeights for Sketch {
     }
 }
 
-fn is_block_type(slice: &Slice) -> bool {
-    slice.tensor.dtype.block_elements() > 1
-}
-
 impl Sizes {
-    /// `is_quantised` says of a matrix, or of a layer's experts, whether any of it has a block format.
+    /// Activations are rounded, not quantised.
+    pub(crate) fn rounds(&self) -> bool {
+        self.code == round::BYTES
+    }
+
+    /// `is_quantised` says of a matrix, or of a layer's experts, whether any of it wants activations quantised
+    /// or rounded.
     pub(crate) fn of(
         recording: &Recording,
         activations: Activations,
         is_quantised: impl Fn(Weight) -> bool,
     ) -> Self {
         let (_, floats, group_floats) = lay_out(recording);
-        let (shape, planes) = (recording.shape(), activations.planes());
-        let mut sizes = Self { floats, group_floats, planes, members: shape.lanes, ..Self::default() };
-        let quantises = |weight| planes > 0 && is_quantised(weight);
+        let (shape, code) = (recording.shape(), activations.bytes());
+        let mut sizes = Self { floats, group_floats, code, members: shape.lanes, ..Self::default() };
         let mut capacities = recording.collectives().iter().map(|collective| collective.elements);
         for op in recording.ops() {
             let capacity =
                 op_meets(op).then(|| capacities.next().expect("the recorder counts every collective"));
-            sizes.make_room(op, capacity, recording, &quantises);
+            sizes.make_room(op, capacity, recording, &is_quantised);
         }
         sizes
     }
@@ -145,16 +154,20 @@ impl Sizes {
     ) {
         let shape: StepShape = recording.shape();
         let spec = |buf: Buf| recording.buffers()[usize::from(buf.0)];
-        let codes = |planes: usize, buf| planes * spec(buf).capacity(&shape);
+        let codes = |code: usize, buf| code * spec(buf).capacity(&shape);
         match op {
             Op::Linear { x, weight, .. } if quantises(*weight) => {
-                self.codes = self.codes.max(codes(self.planes, *x));
+                self.codes = self.codes.max(codes(self.code, *x));
+                self.makes_tiles(spec(*x).width);
             }
             Op::Route { spec, .. } => self.scores = self.scores.max(route::scratch_len(spec)),
             Op::Experts { x, gate_up, down, spec: experts, gated, .. } => {
-                let x_codes = if quantises(*gate_up) { codes(self.planes, *x) } else { 0 };
-                let gated_codes = if quantises(*down) { codes(self.planes, *gated) } else { 0 };
+                let x_codes = if quantises(*gate_up) { codes(self.code, *x) } else { 0 };
+                let gated_codes = if quantises(*down) { codes(self.code, *gated) } else { 0 };
                 self.codes = self.codes.max(x_codes).max(gated_codes);
+                if x_codes + gated_codes > 0 {
+                    self.makes_tiles(spec(*x).width.max(experts.width));
+                }
                 let rows = spec(*x).capacity_rows(&shape);
                 self.choices = self.choices.max(rows * experts.choices_per_row());
                 self.held = self.held.max(experts.held);
@@ -174,6 +187,12 @@ impl Sizes {
         }
     }
 
+    fn makes_tiles(&mut self, inputs: usize) {
+        if self.rounds() {
+            self.tiles = self.tiles.max(tile_bytes(inputs).next_multiple_of(PAGE));
+        }
+    }
+
     fn exchanges(&mut self, sent: Option<usize>, received: usize) {
         self.sent = self.sent.max(sent.expect("exchanges of rows are collectives"));
         self.received = self.received.max(received);
@@ -185,6 +204,7 @@ impl Sizes {
             floats: self.floats * size_of::<f32>(),
             group_floats: self.group_floats * size_of::<f32>(),
             codes: self.codes,
+            tiles: threads * self.tiles,
             scales: self.codes / BLOCK * size_of::<BlockScale>(),
             gathered: self.gathered * size_of::<f32>(),
             scores: threads * self.scores * size_of::<f32>(),
@@ -196,8 +216,8 @@ impl Sizes {
 
 impl RoomBytes {
     pub(crate) fn total(&self) -> usize {
-        let Self { floats, group_floats, codes, scales, gathered, scores, choices, exchanged } = *self;
-        floats + group_floats + codes + scales + gathered + scores + choices + exchanged
+        let Self { floats, group_floats, codes, tiles, scales, gathered, scores, choices, exchanged } = *self;
+        floats + group_floats + codes + tiles + scales + gathered + scores + choices + exchanged
     }
 }
 
@@ -229,3 +249,6 @@ fn op_meets(op: &Op) -> bool {
 
 /// Floats of a cache line: buffers start on one.
 const LINE: usize = 16;
+
+/// Scratch of workers is apart by pages.
+const PAGE: usize = 4096;

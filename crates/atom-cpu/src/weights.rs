@@ -1,12 +1,12 @@
 //! Loaded weights, and how ranks of one process share them.
 
 use crate::aligned::Slabs;
+use crate::backend::Activations;
 use crate::matmul::Part;
 use crate::pack::{Packed, check};
 use crate::pool::Pool;
 use atom_ops::{OpsError, Slice};
 use atom_weights::{DType, Tensor, quant};
-use half::{bf16, f16};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -41,6 +41,8 @@ pub(crate) struct Matrix {
     pub(crate) inputs: usize,
     /// Width of the output.
     pub(crate) outputs: usize,
+    /// Some of it wants activations quantised or rounded.
+    pub(crate) is_quantised: bool,
 }
 
 /// The same matrix of every expert held here, one behind the other; all are cut into parts alike.
@@ -56,6 +58,7 @@ struct Key {
     tensor_cols: usize,
     rows: Range<usize>,
     cols: Range<usize>,
+    paired: bool,
 }
 
 /// Locked while the slice is being packed: the others wait for the result.
@@ -73,14 +76,15 @@ impl WeightShare {
         Self::default()
     }
 
-    /// The packed slice: another rank's, or made now.
-    fn packed(&self, slice: &Slice, pool: &mut Pool) -> Result<Arc<Packed>, OpsError> {
+    /// The packed slice: another rank's, or made now; bf16 in pairs if `paired` is set.
+    fn packed(&self, slice: &Slice, paired: bool, pool: &mut Pool) -> Result<Arc<Packed>, OpsError> {
         let key = Key {
             address: slice.tensor.bytes().as_ptr().addr(),
             dtype: slice.tensor.dtype,
             tensor_cols: slice.tensor.cols(),
             rows: slice.rows.clone(),
             cols: slice.cols.clone(),
+            paired,
         };
         let slot =
             Arc::clone(self.slots.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default());
@@ -89,9 +93,9 @@ impl WeightShare {
             return Ok(packed);
         }
         let mut slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
-        let data = slabs.piece(Packed::bytes_of(slice), "packed weights")?;
+        let data = slabs.piece(Packed::bytes_of(slice, paired), "packed weights")?;
         drop(slabs);
-        let packed = Arc::new(Packed::new(slice, data, pool));
+        let packed = Arc::new(Packed::new(slice, paired, data, pool));
         *slot = Some(Known { packed: Arc::downgrade(&packed), _tensor: slice.tensor.clone() });
         Ok(packed)
     }
@@ -99,19 +103,28 @@ impl WeightShare {
 
 impl Matrix {
     /// Packs `parts`, or takes them from `share`.
-    pub(crate) fn load(parts: &[Slice], share: &WeightShare, pool: &mut Pool) -> Result<Self, OpsError> {
+    pub(crate) fn load(
+        parts: &[Slice],
+        activations: Activations,
+        share: &WeightShare,
+        pool: &mut Pool,
+    ) -> Result<Self, OpsError> {
         let inputs = same_inputs(parts)?;
-        let mut matrix = Self { parts: Vec::with_capacity(parts.len()), inputs, outputs: 0 };
+        let mut matrix =
+            Self { parts: Vec::with_capacity(parts.len()), inputs, outputs: 0, is_quantised: false };
         for part in parts {
-            matrix.parts.push(Part { weights: share.packed(part, pool)?, column: matrix.outputs });
+            if !activations.suits(part.tensor.dtype) {
+                return Err(OpsError::Weights(format!(
+                    "{:?} can't be multiplied with activations of bf16; --activations int16 is nearly exact",
+                    part.tensor
+                )));
+            }
+            let paired = activations.pairs(part.tensor.dtype);
+            matrix.is_quantised |= activations.quantise_for(part.tensor.dtype);
+            matrix.parts.push(Part { weights: share.packed(part, paired, pool)?, column: matrix.outputs });
             matrix.outputs += part.rows.len();
         }
         Ok(matrix)
-    }
-
-    /// True if some of it can be multiplied with quantised activations.
-    pub(crate) fn is_quantised(&self) -> bool {
-        self.parts.iter().any(|part| part.weights.dtype.block_elements() > 1)
     }
 
     /// Bytes that one product reads.
@@ -129,12 +142,13 @@ impl Experts {
     /// Packs the slices of every expert, or takes them from `share`.
     pub(crate) fn load(
         experts: &[Vec<Slice>],
+        activations: Activations,
         share: &WeightShare,
         pool: &mut Pool,
     ) -> Result<Self, OpsError> {
         let mut matrices: Vec<Matrix> = Vec::with_capacity(experts.len());
         for (expert, parts) in experts.iter().enumerate() {
-            let matrix = Matrix::load(parts, share, pool)?;
+            let matrix = Matrix::load(parts, activations, share, pool)?;
             if let Some(first) = matrices.first()
                 && (first.inputs != matrix.inputs || !first.part_outputs().eq(matrix.part_outputs()))
             {
@@ -166,9 +180,9 @@ impl Experts {
         self.matrices[0].outputs
     }
 
-    /// True if some of them can be multiplied with quantised activations.
+    /// True if some of them want activations quantised or rounded.
     pub(crate) fn is_quantised(&self) -> bool {
-        self.matrices.iter().any(Matrix::is_quantised)
+        self.matrices.iter().any(|matrix| matrix.is_quantised)
     }
 }
 
@@ -199,7 +213,7 @@ pub(crate) fn load_vector(parts: &[Slice]) -> Result<Vec<f32>, OpsError> {
         for row in 0..part.rows.len() {
             let start = vector.len();
             vector.resize(start + part.cols.len(), 0.0);
-            dequantise_row(&part.tensor, part.rows.start + row, part.cols.clone(), &mut vector[start..]);
+            quant::expand_row(&part.tensor, part.rows.start + row, part.cols.clone(), &mut vector[start..]);
         }
     }
     Ok(vector)
@@ -208,64 +222,6 @@ pub(crate) fn load_vector(parts: &[Slice]) -> Result<Vec<f32>, OpsError> {
 /// Checks that a tensor can be a table.
 pub(crate) fn check_table(table: &Tensor) -> Result<(), OpsError> {
     check(&Slice { tensor: table.clone(), rows: 0..table.rows(), cols: 0..table.cols() })
-}
-
-/// Columns of a row as f32, FP8 with its scales; allocates nothing.
-pub(crate) fn dequantise_row(tensor: &Tensor, row: usize, cols: Range<usize>, to: &mut [f32]) {
-    let dtype = tensor.dtype;
-    if dtype == DType::F8_E4M3 {
-        return quant::expand_row(tensor, row, cols, to);
-    }
-    dequantise(dtype, &tensor.row(row)[dtype.row_bytes(cols.start)..dtype.row_bytes(cols.end)], to);
-}
-
-/// Whole blocks as f32: `d * code`, for Q4_1 `d * code + m` rounded once.
-fn dequantise(dtype: DType, from: &[u8], to: &mut [f32]) {
-    assert_eq!(from.len(), dtype.row_bytes(to.len()), "{} elements of {dtype:?}", to.len());
-    match dtype {
-        DType::F32 => each::<4>(from, to, f32::from_le_bytes),
-        DType::F16 => each::<2>(from, to, |bytes| f16::from_le_bytes(bytes).to_f32()),
-        DType::BF16 => each::<2>(from, to, |bytes| bf16::from_le_bytes(bytes).to_f32()),
-        DType::F8_E4M3 => unreachable!("its scales are not in its bytes"),
-        DType::Q8_0 => {
-            for (block, to) in from.as_chunks::<34>().0.iter().zip(to.as_chunks_mut::<32>().0) {
-                let step = half_at(block, 0);
-                for (to, &code) in to.iter_mut().zip(&block[2..]) {
-                    *to = step * f32::from(code as i8);
-                }
-            }
-        }
-        DType::Q4_0 => {
-            for (block, to) in from.as_chunks::<18>().0.iter().zip(to.as_chunks_mut::<32>().0) {
-                let step = half_at(block, 0);
-                nibbles(&block[2..], to, |code| step * (code - 8.0));
-            }
-        }
-        DType::Q4_1 => {
-            for (block, to) in from.as_chunks::<20>().0.iter().zip(to.as_chunks_mut::<32>().0) {
-                let (step, minimum) = (half_at(block, 0), half_at(block, 2));
-                nibbles(&block[4..], to, |code| step.mul_add(code, minimum));
-            }
-        }
-    }
-}
-
-fn each<const N: usize>(from: &[u8], to: &mut [f32], convert: impl Fn([u8; N]) -> f32) {
-    for (to, &from) in to.iter_mut().zip(from.as_chunks::<N>().0) {
-        *to = convert(from);
-    }
-}
-
-fn half_at(block: &[u8], at: usize) -> f32 {
-    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
-}
-
-fn nibbles(codes: &[u8], to: &mut [f32; 32], convert: impl Fn(f32) -> f32) {
-    let (low, high) = to.split_at_mut(16);
-    for ((low, high), &byte) in low.iter_mut().zip(high).zip(codes) {
-        *low = convert(f32::from(byte & 15));
-        *high = convert(f32::from(byte >> 4));
-    }
 }
 
 #[cfg(test)]
@@ -284,15 +240,15 @@ mod tests {
     #[test]
     fn equal_slices_are_held_once_and_only_as_long_as_a_rank_has_them() {
         let (share, mut pool, tensor) = (WeightShare::new(), Pool::new(1, &[]).unwrap(), tensor());
-        let first = share.packed(&slice(&tensor, 0..40), &mut pool).unwrap();
-        let second = share.packed(&slice(&tensor, 0..40), &mut pool).unwrap();
+        let first = share.packed(&slice(&tensor, 0..40), false, &mut pool).unwrap();
+        let second = share.packed(&slice(&tensor, 0..40), false, &mut pool).unwrap();
         assert!(Arc::ptr_eq(&first, &second));
-        let part = share.packed(&slice(&tensor, 0..20), &mut pool).unwrap();
+        let part = share.packed(&slice(&tensor, 0..20), false, &mut pool).unwrap();
         assert!(!Arc::ptr_eq(&first, &part));
         let gone = Arc::downgrade(&first);
         drop((first, second));
         assert!(gone.upgrade().is_none());
-        assert_eq!(share.packed(&slice(&tensor, 0..40), &mut pool).unwrap().outputs, 40);
+        assert_eq!(share.packed(&slice(&tensor, 0..40), false, &mut pool).unwrap().outputs, 40);
     }
 
     #[test]
@@ -302,7 +258,7 @@ mod tests {
         for _ in 0..20 {
             let tensor = tensor();
             assert!(addresses.insert(tensor.bytes().as_ptr()), "the share keeps what it knows alive");
-            share.packed(&slice(&tensor, 0..40), &mut pool).unwrap();
+            share.packed(&slice(&tensor, 0..40), false, &mut pool).unwrap();
         }
     }
 
@@ -319,7 +275,7 @@ mod tests {
         for (rows, cols) in [(0..50, 0..40), (5..43, 7..31), (49..50, 15..16)] {
             let mut bytes = |tensor: &Tensor| {
                 let slice = Slice { tensor: tensor.clone(), rows: rows.clone(), cols: cols.clone() };
-                let packed = share.packed(&slice, &mut pool).unwrap();
+                let packed = share.packed(&slice, false, &mut pool).unwrap();
                 assert_eq!(
                     (packed.dtype, packed.outputs, packed.inputs),
                     (DType::F32, rows.len(), cols.len())
@@ -330,9 +286,22 @@ mod tests {
             };
             assert!(bytes(&fp8) == bytes(&plain), "{rows:?} {cols:?}");
             let mut row = vec![0.0; cols.len()];
-            dequantise_row(&fp8, rows.start, cols.clone(), &mut row);
+            quant::expand_row(&fp8, rows.start, cols.clone(), &mut row);
             assert_eq!(row, quant::dequantize(&plain)[rows.start * 40..][cols.clone()]);
         }
+    }
+
+    #[test]
+    fn weights_that_rounded_activations_do_not_meet_are_refused_with_their_type() {
+        let bytes = vec![0; DType::Q4_K.row_bytes(256)];
+        let len = bytes.len();
+        let tensor = Tensor::new(DType::Q4_K, vec![1, 256], Arc::new(bytes), 0, len);
+        let parts = [Slice { rows: 0..1, cols: 0..256, tensor }];
+        let (share, mut pool) = (WeightShare::new(), Pool::new(1, &[]).unwrap());
+        let mut load = |activations| Matrix::load(&parts, activations, &share, &mut pool);
+        let refused = load(Activations::Bf16).err().unwrap().to_string();
+        assert!(refused.contains("Q4_K") && refused.contains("int16"), "{refused}");
+        assert!(load(Activations::Int16).unwrap().is_quantised);
     }
 
     #[test]

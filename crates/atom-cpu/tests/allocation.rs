@@ -40,14 +40,14 @@ static COUNTING: Counting = Counting;
 #[test]
 fn a_step_allocates_nothing_on_any_thread() {
     a_decoder();
-    for activations in [Activations::Int16, Activations::F32] {
+    for activations in [Activations::Int16, Activations::Bf16, Activations::F32] {
         experts_behind_an_exchange(activations);
     }
 }
 
 fn a_decoder() {
-    let decoder = Decoder::new();
-    for activations in [Activations::Int8, Activations::F32] {
+    for activations in [Activations::Int8, Activations::Bf16, Activations::F32] {
+        let decoder = Decoder::suiting(activations);
         let top = StepShape { rows: 24, out_rows: 4, lanes: 1 };
         let options = atom_cpu::CpuOptions { activations, ..support::options(3) };
         let mut loaded = decoder.load(options, &support::reserve(top)).unwrap();
@@ -87,7 +87,8 @@ fn experts_behind_an_exchange(activations: Activations) {
     let table = backend.load_table(&random(DType::F32, VOCAB, HIDDEN, 1)).unwrap();
     let router = backend.load_matrix(&[whole(&random(DType::F32, EXPERTS, HIDDEN, 2))]).unwrap();
     let mut experts = |outputs, inputs| {
-        let expert = |seed| vec![whole(&random(DType::Q4_0, outputs, inputs, seed))];
+        let dtype = if activations.suits(DType::Q4_0) { DType::Q4_0 } else { DType::BF16 };
+        let expert = |seed| vec![whole(&random(dtype, outputs, inputs, seed))];
         backend.load_experts(&(3..3 + EXPERTS as u64).map(expert).collect::<Vec<_>>()).unwrap()
     };
     let weights = (experts(2 * WIDTH, HIDDEN), experts(HIDDEN, WIDTH));

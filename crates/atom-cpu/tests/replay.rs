@@ -25,12 +25,15 @@ fn rows(slot: u32, start: usize, tokens: &[TokenId]) -> Rows {
 
 #[test]
 fn a_decoder_gives_the_log_probabilities_of_its_formulas() {
-    let decoder = Decoder::new();
     let tokens = text(3, 11);
-    let expected = decoder.logprobs(&tokens);
-    for (activations, bound) in
-        [(Activations::F32, 2e-5), (Activations::Int16, 2e-3), (Activations::Int8, 0.1)]
-    {
+    for (activations, bound) in [
+        (Activations::F32, 2e-5),
+        (Activations::Int16, 2e-3),
+        (Activations::Bf16, 3e-2),
+        (Activations::Int8, 0.1),
+    ] {
+        let decoder = Decoder::suiting(activations);
+        let expected = decoder.logprobs(&tokens);
         let options = CpuOptions { activations, ..options(2) };
         let mut loaded = decoder.load(options, &reserve(TOP)).unwrap();
         let recording = loaded.record(16, 1);
@@ -45,9 +48,9 @@ fn a_decoder_gives_the_log_probabilities_of_its_formulas() {
 /// Invariant 10 on one rank, with everything poisoned that a step does not write.
 #[test]
 fn a_row_has_the_same_bits_in_any_company_bucket_chunk_thread_count_and_instruction_set() {
-    let decoder = Decoder::new();
     let tokens = text(5, 19);
-    for activations in [Activations::Int8, Activations::Int16, Activations::F32] {
+    for activations in [Activations::Int8, Activations::Int16, Activations::Bf16, Activations::F32] {
+        let decoder = Decoder::suiting(activations);
         let mut expected = None;
         let mut check = |result: &atom_base::ScoredToken, what: &str| {
             assert_eq!(bits(result), *expected.get_or_insert(bits(result)), "{activations:?}, {what}");

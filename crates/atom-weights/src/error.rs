@@ -66,7 +66,8 @@ pub enum WeightsError {
     /// A tensor is stored in a type that this build can't read.
     #[error(
         "{path}: tensor {name} is stored as {found}, which is not supported; \
-         F32, F16, BF16, F8_E4M3 (in safetensors, with scales), Q8_0, Q4_0 and Q4_1 (in GGUF files) are"
+         F32, F16, BF16, F8_E4M3 (in safetensors, with scales), Q8_0, Q6_K, Q5_K, Q5_1, Q5_0, Q4_K, Q4_1 and \
+         Q4_0 (in GGUF files) are"
     )]
     TensorType {
         /// The checkpoint.

@@ -2,12 +2,17 @@
 //! expanded where they are loaded as plain numbers.
 //!
 //! Blocks of 32 as ggml stores them (see [`DType`]); scales are rounded to f16 after the elements were
-//! divided by the unrounded scale, as ggml's own reference quantisers do.
+//! divided by the unrounded scale, as ggml's own reference quantisers do. Super-blocks of 256 are in
+//! [`SuperBlock`].
+
+mod super_blocks;
 
 use crate::fp8;
 use crate::tensor::{DType, Tensor};
 use half::{bf16, f16};
 use std::ops::Range;
+
+pub use super_blocks::SuperBlock;
 
 /// All elements as f32, row-major.
 pub fn dequantize(tensor: &Tensor) -> Vec<f32> {
@@ -22,13 +27,13 @@ pub fn dequantize(tensor: &Tensor) -> Vec<f32> {
 }
 
 /// Columns of a row as f32: for FP8, code times scale, rounded once. Panics if the columns cut a block or
-/// `out` has another length. Allocates nothing for FP8.
+/// `out` has another length. Allocates nothing.
 pub fn expand_row(tensor: &Tensor, row: usize, cols: Range<usize>, out: &mut [f32]) {
     assert_eq!(cols.len(), out.len(), "columns {cols:?} of {tensor:?}");
     let dtype = tensor.dtype;
     let bytes = &tensor.row(row)[dtype.row_bytes(cols.start)..dtype.row_bytes(cols.end)];
     if dtype != DType::F8_E4M3 {
-        return out.copy_from_slice(&dequantize_bytes(dtype, bytes));
+        return dequantize_into(dtype, bytes, out);
     }
     let mut at = cols.start;
     while at < cols.end {
@@ -44,34 +49,46 @@ pub fn expand_row(tensor: &Tensor, row: usize, cols: Range<usize>, out: &mut [f3
 /// The elements of whole blocks as f32; of FP8, whose scales are elsewhere, the codes' values. Panics if
 /// `bytes` ends within a block.
 pub fn dequantize_bytes(dtype: DType, bytes: &[u8]) -> Vec<f32> {
-    let blocks = bytes.chunks_exact(dtype.block_bytes());
-    assert!(blocks.remainder().is_empty(), "{} bytes cut a {dtype:?} block", bytes.len());
-    let mut values = Vec::with_capacity(bytes.len() / dtype.block_bytes() * dtype.block_elements());
-    match dtype {
-        DType::F32 => values.extend(blocks.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))),
-        DType::F16 => values.extend(blocks.map(half_at_start)),
-        DType::BF16 => values.extend(blocks.map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32())),
-        DType::F8_E4M3 => values.extend(bytes.iter().map(|&code| fp8::VALUES[usize::from(code)])),
-        DType::Q8_0 => {
-            for block in blocks {
-                let d = half_at_start(block);
-                values.extend(block[2..].iter().map(|&q| d * f32::from(q as i8)));
-            }
-        }
-        DType::Q4_0 => {
-            for block in blocks {
-                let d = half_at_start(block);
-                values.extend(nibbles(&block[2..]).map(|q| d * (f32::from(q) - 8.0)));
-            }
-        }
-        DType::Q4_1 => {
-            for block in blocks {
-                let (d, m) = (half_at_start(block), half_at_start(&block[2..]));
-                values.extend(nibbles(&block[4..]).map(|q| d * f32::from(q) + m));
-            }
-        }
-    }
+    let mut values = vec![0.0; bytes.len() / dtype.block_bytes() * dtype.block_elements()];
+    dequantize_into(dtype, bytes, &mut values);
     values
+}
+
+/// The same into `out`; allocates nothing. Panics if `bytes` are not the blocks of as many elements.
+pub fn dequantize_into(dtype: DType, bytes: &[u8], out: &mut [f32]) {
+    assert!(bytes.len().is_multiple_of(dtype.block_bytes()), "{} bytes cut a {dtype:?} block", bytes.len());
+    assert_eq!(bytes.len(), dtype.row_bytes(out.len()), "bytes of {} elements of {dtype:?}", out.len());
+    match dtype {
+        DType::F32 => each::<4>(bytes, out, f32::from_le_bytes),
+        DType::F16 => each::<2>(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
+        DType::BF16 => each::<2>(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
+        DType::F8_E4M3 => each::<1>(bytes, out, |[code]| fp8::VALUES[usize::from(code)]),
+        DType::Q8_0 => blocks::<34, 32>(bytes, out, |block, out| {
+            let d = half_at_start(block);
+            for (out, &q) in out.iter_mut().zip(&block[2..]) {
+                *out = d * f32::from(q as i8);
+            }
+        }),
+        DType::Q4_0 => blocks::<18, 32>(bytes, out, |block, out| {
+            let d = half_at_start(block);
+            codes(&nibbles(&block[2..]), out, |q| d * (q - 8.0));
+        }),
+        DType::Q4_1 => blocks::<20, 32>(bytes, out, |block, out| {
+            let (d, m) = (half_at_start(block), half_at_start(&block[2..]));
+            codes(&nibbles(&block[4..]), out, |q| d * q + m);
+        }),
+        DType::Q5_0 => blocks::<22, 32>(bytes, out, |block, out| {
+            let d = half_at_start(block);
+            codes(&five_bits(&block[2..]), out, |q| d * (q - 16.0));
+        }),
+        DType::Q5_1 => blocks::<24, 32>(bytes, out, |block, out| {
+            let (d, m) = (half_at_start(block), half_at_start(&block[2..]));
+            codes(&five_bits(&block[4..]), out, |q| d * q + m);
+        }),
+        DType::Q4_K => super_blocks::<144>(dtype, bytes, out),
+        DType::Q5_K => super_blocks::<176>(dtype, bytes, out),
+        DType::Q6_K => super_blocks::<210>(dtype, bytes, out),
+    }
 }
 
 /// Whole blocks of any type; FP8 codes of a scale of 1. Panics if the number of values is no multiple of the block.
@@ -84,6 +101,9 @@ pub fn quantize(dtype: DType, values: &[f32]) -> Vec<u8> {
         DType::Q8_0 => quantize_q8_0(values),
         DType::Q4_0 => quantize_q4_0(values),
         DType::Q4_1 => quantize_q4_1(values),
+        DType::Q5_0 => quantize_q5_0(values),
+        DType::Q5_1 => quantize_q5_1(values),
+        DType::Q4_K | DType::Q5_K | DType::Q6_K => quantize_k(dtype, values),
     }
 }
 
@@ -125,6 +145,44 @@ pub fn quantize_q4_1(row: &[f32]) -> Vec<u8> {
     })
 }
 
+/// Q5_0: as Q4_0 with `d` = the value of largest magnitude / -16 and `q` = floor(x / d + 16.5), at most 31.
+/// Panics unless `row` is a multiple of 32 long.
+pub fn quantize_q5_0(row: &[f32]) -> Vec<u8> {
+    by_block(DType::Q5_0, row, |block, out| {
+        let extreme = block.iter().fold(0.0_f32, |m, &v| if v.abs() > m.abs() { v } else { m });
+        let d = extreme / -16.0;
+        let inverse = inverse(d);
+        out.extend(f16::from_f32(d).to_le_bytes());
+        pack_five_bits(block, out, |v| v * inverse + 16.5);
+    })
+}
+
+/// Q5_1: as Q4_1 with 31 steps. Panics unless `row` is a multiple of 32 long.
+pub fn quantize_q5_1(row: &[f32]) -> Vec<u8> {
+    by_block(DType::Q5_1, row, |block, out| {
+        let least = block.iter().copied().fold(f32::INFINITY, f32::min);
+        let greatest = block.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let d = (greatest - least) / 31.0;
+        let inverse = inverse(d);
+        out.extend(f16::from_f32(d).to_le_bytes());
+        out.extend(f16::from_f32(least).to_le_bytes());
+        pack_five_bits(block, out, |v| (v - least) * inverse + 0.5);
+    })
+}
+
+/// Q4_K, Q5_K or Q6_K, in the plainest way: ggml searches for scales that err less. Panics for other types,
+/// and unless `row` is a multiple of 256 long.
+pub fn quantize_k(dtype: DType, row: &[f32]) -> Vec<u8> {
+    by_block(dtype, row, |block, out| {
+        let block = block.try_into().expect("blocks of the types with a K have 256 elements");
+        let made = match dtype {
+            DType::Q6_K => SuperBlock::of_six_bits(block),
+            _ => SuperBlock::with_minima(block, if dtype == DType::Q5_K { 31.0 } else { 15.0 }),
+        };
+        made.write(dtype, out);
+    })
+}
+
 fn by_block(dtype: DType, row: &[f32], quantize: impl Fn(&[f32], &mut Vec<u8>)) -> Vec<u8> {
     let blocks = row.chunks_exact(dtype.block_elements());
     assert!(blocks.remainder().is_empty(), "{} values are no whole {dtype:?} blocks", row.len());
@@ -147,8 +205,50 @@ fn pack(block: &[f32], out: &mut Vec<u8>, scaled: impl Fn(f32) -> f32) {
     out.extend(low.iter().zip(high).map(|(&low, &high)| nibble(low) | nibble(high) << 4));
 }
 
-fn nibbles(bytes: &[u8]) -> impl Iterator<Item = u8> {
-    bytes.iter().map(|b| b & 15).chain(bytes.iter().map(|b| b >> 4))
+/// As [`pack`], after 4 bytes of fifth bits, the first in the lowest.
+fn pack_five_bits(block: &[f32], out: &mut Vec<u8>, scaled: impl Fn(f32) -> f32) {
+    let codes: [u8; 32] = std::array::from_fn(|i| (scaled(block[i]) as u8).min(31));
+    let fifth = codes.iter().enumerate().fold(0, |bits, (i, &code)| bits | u32::from(code >> 4) << i);
+    out.extend(fifth.to_le_bytes());
+    out.extend((0..16).map(|i| codes[i] & 15 | (codes[i + 16] & 15) << 4));
+}
+
+/// Codes of 4 bits, in order: the low nibbles of 16 bytes, then the high ones.
+fn nibbles(bytes: &[u8]) -> [u8; 32] {
+    std::array::from_fn(|i| bytes[i % 16] >> (i / 16 * 4) & 15)
+}
+
+/// Codes of 5 bits, in order, from 4 bytes of fifth bits and 16 bytes of nibbles.
+pub fn five_bits(bytes: &[u8]) -> [u8; 32] {
+    let fifth = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    let low = nibbles(&bytes[4..]);
+    std::array::from_fn(|i| low[i] | ((fifth >> i & 1) as u8) << 4)
+}
+
+fn codes(codes: &[u8; 32], out: &mut [f32; 32], value: impl Fn(f32) -> f32) {
+    for (out, &code) in out.iter_mut().zip(codes) {
+        *out = value(f32::from(code));
+    }
+}
+
+fn each<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) {
+    for (out, &element) in out.iter_mut().zip(bytes.as_chunks::<N>().0) {
+        *out = value(element);
+    }
+}
+
+fn blocks<const BYTES: usize, const ELEMENTS: usize>(
+    bytes: &[u8],
+    out: &mut [f32],
+    expand: impl Fn(&[u8; BYTES], &mut [f32; ELEMENTS]),
+) {
+    for (block, out) in bytes.as_chunks::<BYTES>().0.iter().zip(out.as_chunks_mut::<ELEMENTS>().0) {
+        expand(block, out);
+    }
+}
+
+fn super_blocks<const BYTES: usize>(dtype: DType, bytes: &[u8], out: &mut [f32]) {
+    blocks::<BYTES, 256>(bytes, out, |block, out| SuperBlock::read(dtype, block).values(dtype, out));
 }
 
 fn half_at_start(bytes: &[u8]) -> f32 {

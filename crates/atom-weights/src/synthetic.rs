@@ -80,10 +80,17 @@ fn bytes_of(spec: &TensorSpec, dtype: DType) -> u128 {
 }
 
 /// Vectors and routers stay exact, and so do rows that are not whole blocks, as converters of checkpoints
-/// leave them.
+/// leave them. Rows that are not whole super-blocks take the type of blocks of 32 that converters take then.
 fn stored(spec: &TensorSpec, dtype: DType) -> DType {
+    let fits = |dtype: DType| spec.shape.last().is_some_and(|n| n.is_multiple_of(dtype.block_elements()));
+    let dtype = match dtype {
+        DType::Q4_K if !fits(dtype) => DType::Q5_0,
+        DType::Q5_K if !fits(dtype) => DType::Q5_1,
+        DType::Q6_K if !fits(dtype) => DType::Q8_0,
+        other => other,
+    };
     match spec.role {
-        _ if !spec.shape.last().is_some_and(|n| n.is_multiple_of(dtype.block_elements())) => DType::F32,
+        _ if !fits(dtype) => DType::F32,
         Role::Norm | Role::Bias | Role::SelectionBias | Role::Router => DType::F32,
         Role::Embedding | Role::Head | Role::Matrix | Role::ResidualMatrix | Role::AttentionOutput => dtype,
     }

@@ -8,7 +8,8 @@ use std::sync::{Arc, OnceLock};
 /// Whatever keeps a tensor's bytes alive: a mapped file, or a vector.
 pub(crate) type Owner = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
-/// How elements are stored. Quantised types are ggml's: blocks of 32 along the last dimension.
+/// How elements are stored. Quantised types are ggml's: blocks of 32 along the last dimension, or
+/// super-blocks of 256 in the types with a K. Scales are multiplied and minima added in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
     /// IEEE binary32, little-endian.
@@ -24,6 +25,22 @@ pub enum DType {
     Q4_0,
     /// 20 bytes: f16 scale `d`, f16 offset `m`, 16 bytes of nibbles as in `Q4_0`; value `d * q + m`.
     Q4_1,
+    /// 22 bytes: f16 scale `d`, 4 bytes whose bit `i`, of 32, is the fifth bit of code `i`, 16 bytes of
+    /// nibbles as in `Q4_0`; value `d * (q - 16)`.
+    Q5_0,
+    /// 24 bytes: f16 scale `d`, f16 offset `m`, fifth bits and nibbles as in `Q5_0`; value `d * q + m`.
+    Q5_1,
+    /// 144 bytes for 256 elements: f16 `d`, f16 `dmin`, 12 bytes that hold a scale and a minimum of 6 bits
+    /// for each 32 elements, 128 bytes of nibbles; value `d * scale * q - dmin * minimum`.
+    #[allow(non_camel_case_types, reason = "as ggml calls it")]
+    Q4_K,
+    /// 176 bytes: as `Q4_K`, with 32 bytes of fifth bits before the nibbles.
+    #[allow(non_camel_case_types, reason = "as ggml calls it")]
+    Q5_K,
+    /// 210 bytes for 256 elements: 128 bytes of nibbles, 64 bytes of upper pairs of bits, an i8 scale for
+    /// each 16 elements, f16 `d`; value `d * scale * (q - 32)`.
+    #[allow(non_camel_case_types, reason = "as ggml calls it")]
+    Q6_K,
     /// OCP's 8-bit float: sign, 4 bits of exponent with a bias of 7, 3 bits of mantissa, no infinities. A
     /// number is the code's value times the scale that [`Tensor::scaled`] attached.
     #[allow(non_camel_case_types, reason = "as safetensors calls it")]
@@ -76,7 +93,8 @@ impl DType {
     pub const fn block_elements(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::BF16 | Self::F8_E4M3 => 1,
-            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 => 32,
+            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 => 32,
+            Self::Q4_K | Self::Q5_K | Self::Q6_K => 256,
         }
     }
 
@@ -89,6 +107,11 @@ impl DType {
             Self::Q8_0 => 34,
             Self::Q4_0 => 18,
             Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
+            Self::Q4_K => 144,
+            Self::Q5_K => 176,
+            Self::Q6_K => 210,
         }
     }
 

@@ -5,6 +5,7 @@ use crate::answer_format::{FormatArg, parse_reasoning_format, parse_tool_format}
 pub(crate) use crate::choices::{
     ActivationsArg, DTypeArg, Device, DummyType, IsaArg, KvCacheDType, LoadBalanceArg, MoeExchangeArg,
 };
+use atom_cpu::{Activations, Isa};
 use atom_group::{Policy, PolicyError};
 use atom_text::{ReasoningFormat, ToolFormat};
 use clap::{Args, Parser, Subcommand};
@@ -183,7 +184,8 @@ pub(crate) struct EngineArgs {
     pub(crate) isa: Option<IsaArg>,
 
     /// Activations that meet quantised weights on a CPU: 16-bit integers (nearly exact), 8-bit ones (as most
-    /// engines have it, faster, and flips near-ties between tokens), or f32 [default: int16].
+    /// engines have it, faster, and flips near-ties between tokens), or f32. With weights of bf16: bf16, which AMX
+    /// multiplies, or f32 (any other) [default: bf16 for weights of bf16 with AMX, else int16].
     #[arg(long, value_enum)]
     pub(crate) activations: Option<ActivationsArg>,
 
@@ -272,9 +274,29 @@ impl EngineArgs {
         flags.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
     }
 
-    /// What quantised weights are multiplied with on a CPU.
-    pub(crate) fn activations(&self) -> ActivationsArg {
-        self.activations.unwrap_or(ActivationsArg::Int16)
+    /// What weights are to be multiplied with on a CPU, if somebody says so.
+    pub(crate) fn activations(&self) -> Option<Activations> {
+        self.activations.map(|activations| match activations {
+            ActivationsArg::Int8 => Activations::Int8,
+            ActivationsArg::Int16 => Activations::Int16,
+            ActivationsArg::Bf16 => Activations::Bf16,
+            ActivationsArg::F32 => Activations::F32,
+        })
+    }
+
+    /// The instructions that will be used.
+    pub(crate) fn isa_used(&self) -> Isa {
+        self.isa().unwrap_or_else(Isa::detect)
+    }
+
+    /// The instructions that were asked for.
+    pub(crate) fn isa(&self) -> Option<Isa> {
+        self.isa.map(|isa| match isa {
+            IsaArg::Portable => Isa::Portable,
+            IsaArg::Avx2 => Isa::Avx2,
+            IsaArg::Avx512 => Isa::Avx512,
+            IsaArg::Amx => Isa::Amx,
+        })
     }
 
     /// What isn't built is refused and never ignored.

@@ -37,12 +37,15 @@ pub(crate) enum IsaArg {
     Portable,
     Avx2,
     Avx512,
+    /// AVX-512, and AMX for bf16.
+    Amx,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ActivationsArg {
     Int8,
     Int16,
+    Bf16,
     F32,
 }
 
@@ -58,6 +61,16 @@ pub(crate) enum DummyType {
     Q40,
     #[value(name = "q4_1")]
     Q41,
+    #[value(name = "q5_0")]
+    Q50,
+    #[value(name = "q5_1")]
+    Q51,
+    #[value(name = "q4_k")]
+    Q4K,
+    #[value(name = "q5_k")]
+    Q5K,
+    #[value(name = "q6_k")]
+    Q6K,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -1,7 +1,7 @@
 //! From arguments to a running host: model found and opened, layout checked, memory planned, ranks
 //! started.
 
-use crate::args::{DummyType, EngineArgs, IsaArg, LoadBalanceArg, MoeExchangeArg};
+use crate::args::{DummyType, EngineArgs, LoadBalanceArg, MoeExchangeArg};
 use crate::cuda::{self, Gpus};
 use crate::kv_cache::{gpu_kv_dtype, kv_dtype, plan_pages};
 use crate::models;
@@ -11,7 +11,7 @@ use crate::text::Text;
 use anyhow::{Context, Result, bail, ensure};
 use atom_base::hash::fnv1a_64;
 use atom_base::{Mesh, MeshArgs, Seat, TokenId};
-use atom_cpu::{CpuBackend, CpuOptions, Isa, WeightShare};
+use atom_cpu::{CpuBackend, CpuOptions, WeightShare};
 use atom_cuda::{Element, Plan};
 use atom_engine::SchedulerConfig;
 use atom_group::{Alignment, Patience, Policy};
@@ -158,7 +158,9 @@ impl Opened {
                 let backend = cuda::backend(gpus, plans, config.mesh, workshop);
                 Host::start(&config, &checkpoint, backend, progress)?
             }
-            Target::Cpu(threads) => Host::start(&config, &checkpoint, cpu_backend(args, &threads), progress)?,
+            Target::Cpu(threads) => {
+                Host::start(&config, &checkpoint, cpu_backend(args, &threads, &checkpoint), progress)?
+            }
         };
         tracing::info!("ready in {:.2} s", start.elapsed().as_secs_f64());
         Ok(Ranks { host, name, layout, checkpoint, plan: planned, end_tokens })
@@ -184,9 +186,10 @@ fn layout(config: &HostConfig, target: &Target) -> Layout {
 fn cpu_backend(
     args: &EngineArgs,
     threads: &Threads,
+    checkpoint: &Checkpoint,
 ) -> impl Fn(&Seat) -> Result<Box<dyn Backend>, OpsError> + Send + Sync + 'static {
-    let (isa, threads, share) = (args.isa.map(isa), threads.per_rank, Arc::new(WeightShare::new()));
-    let activations = steps::activations(args.activations());
+    let (isa, threads, share) = (args.isa(), threads.per_rank, Arc::new(WeightShare::new()));
+    let activations = steps::activations(args, checkpoint);
     move |_| {
         let options = CpuOptions { threads, isa, activations, share: Arc::clone(&share), cores: Vec::new() };
         Ok(Box::new(CpuBackend::new(options)?) as Box<dyn Backend>)
@@ -215,6 +218,11 @@ pub(crate) fn open(args: &EngineArgs, on_gpu: bool) -> Result<(String, Arc<Check
         DummyType::Q8 => DType::Q8_0,
         DummyType::Q40 => DType::Q4_0,
         DummyType::Q41 => DType::Q4_1,
+        DummyType::Q50 => DType::Q5_0,
+        DummyType::Q51 => DType::Q5_1,
+        DummyType::Q4K => DType::Q4_K,
+        DummyType::Q5K => DType::Q5_K,
+        DummyType::Q6K => DType::Q6_K,
     };
     let name =
         folder.canonicalize()?.file_name().map_or_else(|| "dummy".into(), |n| n.to_string_lossy().into());
@@ -423,7 +431,7 @@ fn fingerprint(args: &EngineArgs, config: &HostConfig, checkpoint: &Checkpoint) 
         config.mesh,
         config.experts,
         config.kv_dtype,
-        args.activations(),
+        steps::activations(args, checkpoint),
         checkpoint.config(),
         checkpoint.total_bytes(),
         config.scheduler.page_size,
@@ -506,14 +514,6 @@ fn policy(args: &EngineArgs, lanes: usize) -> Result<Policy> {
         step_ms_max: Policy::step_ms_max_of(args.step_ms_max, lanes),
         padding_per_mille_max: args.padding_max.or(default.padding_per_mille_max),
     })
-}
-
-fn isa(arg: IsaArg) -> Isa {
-    match arg {
-        IsaArg::Portable => Isa::Portable,
-        IsaArg::Avx2 => Isa::Avx2,
-        IsaArg::Avx512 => Isa::Avx512,
-    }
 }
 
 fn progress(ranks: usize) -> Arc<Progress> {

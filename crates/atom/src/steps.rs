@@ -1,13 +1,13 @@
 //! How large steps may be: what time allows, what memory allows, and the sizes up to there.
 
-use crate::args::{ActivationsArg, EngineArgs};
+use crate::args::EngineArgs;
 use anyhow::{Context, Result, ensure};
 use atom_base::{Mesh, Seat};
-use atom_cpu::{Activations, Sketch};
+use atom_cpu::{Activations, Isa, Sketch};
 use atom_group::{Lattice, LatticeArgs, LatticeError};
 use atom_model::{ExpertLayout, Model};
 use atom_ops::StepShape;
-use atom_weights::Checkpoint;
+use atom_weights::{Checkpoint, DType};
 
 /// What steps of the ranks of this process work in, by the recordings that they would make.
 struct Workspace {
@@ -25,9 +25,9 @@ pub(crate) fn lattice(
     threads_per_rank: usize,
 ) -> Result<Lattice> {
     let lane_threads = threads_per_rank * mesh.ranks_per_lane();
-    let by_time = default_rows(checkpoint, args.activations(), lane_threads).max(args.max_num_seqs);
+    let by_time = default_rows(args, checkpoint, lane_threads).max(args.max_num_seqs);
     let mut rows_max = args.max_num_batched_tokens.unwrap_or(by_time);
-    let seconds = f64::from(rows_max) * row_seconds(checkpoint, args.activations(), lane_threads);
+    let seconds = f64::from(rows_max) * row_seconds(args, checkpoint, lane_threads);
     ensure!(
         seconds <= STEP_SECONDS_MAX,
         "--max-num-batched-tokens {rows_max} makes steps of about {seconds:.0} s on {lane_threads} threads, and nobody \
@@ -81,7 +81,7 @@ impl Workspace {
         threads_per_rank: usize,
     ) -> Result<Self> {
         let (mesh, _) = layout;
-        let activations = activations(args.activations());
+        let activations = activations(args, checkpoint);
         let per_host = mesh.lanes() / args.nodes.clamp(1, mesh.lanes());
         let here = |seat: &Seat| usize::from(seat.lane.0) / per_host == args.node_rank;
         let rank = |seat: Seat| {
@@ -125,14 +125,6 @@ impl Workspace {
     }
 }
 
-pub(crate) fn activations(arg: ActivationsArg) -> Activations {
-    match arg {
-        ActivationsArg::Int8 => Activations::Int8,
-        ActivationsArg::Int16 => Activations::Int16,
-        ActivationsArg::F32 => Activations::F32,
-    }
-}
-
 /// Bytes that the system says are free, if it does.
 pub(crate) fn free_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
@@ -149,16 +141,19 @@ fn mib(bytes: u64) -> String {
 }
 
 /// Rows that a step computes in [`STEP_SECONDS`]; a multiple of 32.
-fn default_rows(checkpoint: &Checkpoint, activations: ActivationsArg, threads: usize) -> u32 {
-    let rows = STEP_SECONDS / row_seconds(checkpoint, activations, threads);
+fn default_rows(args: &EngineArgs, checkpoint: &Checkpoint, threads: usize) -> u32 {
+    let rows = STEP_SECONDS / row_seconds(args, checkpoint, threads);
     (rows as u32 / 32 * 32).clamp(32, 512)
 }
 
 /// What a row of a large step takes, by the speed measured for the kernels of these weights.
-fn row_seconds(checkpoint: &Checkpoint, activations: ActivationsArg, threads: usize) -> f64 {
-    let rate = match activations {
-        ActivationsArg::Int8 if weights_are_quantised(checkpoint) => INT8_WEIGHTS_PER_SECOND,
-        ActivationsArg::Int16 if weights_are_quantised(checkpoint) => INT16_WEIGHTS_PER_SECOND,
+fn row_seconds(args: &EngineArgs, checkpoint: &Checkpoint, threads: usize) -> f64 {
+    let weights = weight_type(checkpoint);
+    let (is_block_type, has_amx) = (weights.block_elements() > 1, args.isa_used() == Isa::Amx);
+    let rate = match activations(args, checkpoint) {
+        Activations::Int8 if is_block_type => INT8_WEIGHTS_PER_SECOND,
+        Activations::Int16 if is_block_type => INT16_WEIGHTS_PER_SECOND,
+        Activations::Bf16 if has_amx && weights == DType::BF16 => AMX_WEIGHTS_PER_SECOND,
         _ => FLOAT_WEIGHTS_PER_SECOND,
     };
     active_parameters(checkpoint) as f64 / (rate * threads as f64)
@@ -173,9 +168,20 @@ fn active_parameters(checkpoint: &Checkpoint) -> u64 {
     checkpoint.parameters() - (layers * (moe.experts - moe.top_k) * expert) as u64
 }
 
-fn weights_are_quantised(checkpoint: &Checkpoint) -> bool {
-    let first = checkpoint.tensor(TYPICAL_MATRIX);
-    first.is_ok_and(|t| t.dtype.block_elements() > 1)
+/// What weights are multiplied with on a CPU.
+pub(crate) fn activations(args: &EngineArgs, checkpoint: &Checkpoint) -> Activations {
+    args.activations().unwrap_or_else(|| {
+        let usual = Activations::of(args.isa_used(), weight_type(checkpoint));
+        // A file of several types may have some that can't be met in this way.
+        let types = checkpoint.names().filter(|_| checkpoint.gguf().is_some());
+        let mut types = types.filter_map(|name| checkpoint.tensor(name).ok()).map(|tensor| tensor.dtype);
+        if types.all(|dtype| usual.suits(dtype)) { usual } else { Activations::default() }
+    })
+}
+
+/// The type that most weights have.
+fn weight_type(checkpoint: &Checkpoint) -> DType {
+    checkpoint.tensor(TYPICAL_MATRIX).map_or(DType::F32, |tensor| tensor.dtype)
 }
 
 /// A matrix that every family has, in the type that its weights have.
@@ -189,6 +195,8 @@ const STEP_SECONDS_MAX: f64 = 20.0;
 const INT8_WEIGHTS_PER_SECOND: f64 = 80e9;
 /// The same with two planes of activations.
 const INT16_WEIGHTS_PER_SECOND: f64 = 50e9;
+/// The same of bf16 by the tiles of AMX.
+const AMX_WEIGHTS_PER_SECOND: f64 = 190e9;
 /// The same for products of f32.
 const FLOAT_WEIGHTS_PER_SECOND: f64 = 32e9;
 /// Rows of a GPU's largest step: more than that no longer makes products faster.

@@ -156,9 +156,9 @@ pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
         Isa::Avx2 => unsafe { super::x86::Avx2::new() }.call(kernel),
         // SAFETY: the processor has the instructions, as asserted.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { super::x86::Avx512::new() }.call(kernel),
+        Isa::Avx512 | Isa::Amx => unsafe { super::x86::Avx512::new() }.call(kernel),
         #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 | Isa::Avx512 => unreachable!("not supported, as asserted"),
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unreachable!("not supported, as asserted"),
     }
 }
 

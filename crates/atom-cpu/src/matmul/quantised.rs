@@ -1,8 +1,8 @@
-//! Q8_0, Q4_0 and Q4_1 weights, with quantised or with f32 activations.
+//! Weights in blocks, with quantised or with f32 activations.
 
 use super::{Codes, Kernel, Operands};
 use crate::elementwise::lanes::LANES;
-use crate::pack::{code_bytes, scale_bytes};
+use crate::pack::{SUPER_BLOCK, code_bytes, scale_bytes};
 use crate::quads::{CodeBytes, QUAD, Quads};
 use crate::quantise::{BLOCK, BlockScale};
 use atom_weights::DType;
@@ -18,8 +18,24 @@ pub(super) struct Nibbles;
 /// Q4_1: as Q8_0, then `sum = fma(m, step * total, sum)`.
 pub(super) struct NibblesAndMinimum;
 
+/// Q5_0: as Q4_0; the integer sum is over `code - 16`.
+pub(super) struct FiveBits;
+
+/// Q5_1: as Q4_1.
+pub(super) struct FiveBitsAndMinimum;
+
+/// Q4_K: as Q4_1, with scales and minima that are products, exact in f32: 11 bits and 6.
+pub(super) struct SuperNibbles;
+
+/// Q5_K: as Q4_K.
+pub(super) struct SuperFiveBits;
+
+/// Q6_K: as Q8_0 for each half of a block, whose scale is a product, exact in f32; the integer sums are over
+/// `code - 32`.
+pub(super) struct SuperSixBits;
+
 /// The same weights with f32 activations: `sum = fma(x[k], w[k], sum)` for k ascending, where `w[k]`
-/// is `d * code`, for Q4_1 `fma(d, code, m)`.
+/// is the element as its format defines it: `d * code` or `fma(d, code, m)`, with exact products.
 pub(super) struct Exact<Q>(PhantomData<Q>);
 
 /// A row of quantised activations.
@@ -37,33 +53,38 @@ pub(super) struct Quantised {
 pub(super) trait Blocks {
     /// Its name in checkpoints.
     const DTYPE: DType;
-    /// Two codes a byte.
-    const NIBBLES: bool;
+    /// Of a code: 4, 5, 6 or 8. What is above four is held in vectors of its own, but for 8.
+    const BITS: u32;
     /// Stored minus true code.
     const ZERO: i32;
     /// A block has an offset behind its scale.
     const MINIMUM: bool;
+    /// Scales are those of super-blocks.
+    const SUPER: bool = Self::DTYPE.block_elements() > BLOCK;
+    /// Each half of a block has a scale of its own.
+    const HALVES: bool = Self::SUPER && !Self::MINIMUM;
 }
 
-impl Blocks for Bytes {
-    const DTYPE: DType = DType::Q8_0;
-    const NIBBLES: bool = false;
-    const ZERO: i32 = 128;
-    const MINIMUM: bool = false;
+macro_rules! formats {
+    ($($name:ident = $dtype:ident: bits $bits:literal, zero $zero:literal, minimum $minimum:literal;)+) => {
+        $(impl Blocks for $name {
+            const DTYPE: DType = DType::$dtype;
+            const BITS: u32 = $bits;
+            const ZERO: i32 = $zero;
+            const MINIMUM: bool = $minimum;
+        })+
+    };
 }
 
-impl Blocks for Nibbles {
-    const DTYPE: DType = DType::Q4_0;
-    const NIBBLES: bool = true;
-    const ZERO: i32 = 8;
-    const MINIMUM: bool = false;
-}
-
-impl Blocks for NibblesAndMinimum {
-    const DTYPE: DType = DType::Q4_1;
-    const NIBBLES: bool = true;
-    const ZERO: i32 = 0;
-    const MINIMUM: bool = true;
+formats! {
+    Bytes = Q8_0: bits 8, zero 128, minimum false;
+    Nibbles = Q4_0: bits 4, zero 8, minimum false;
+    NibblesAndMinimum = Q4_1: bits 4, zero 0, minimum true;
+    FiveBits = Q5_0: bits 5, zero 16, minimum false;
+    FiveBitsAndMinimum = Q5_1: bits 5, zero 0, minimum true;
+    SuperNibbles = Q4_K: bits 4, zero 0, minimum true;
+    SuperFiveBits = Q5_K: bits 5, zero 0, minimum true;
+    SuperSixBits = Q6_K: bits 6, zero 32, minimum false;
 }
 
 impl<Q: Blocks> Kernel for Q {
@@ -71,7 +92,7 @@ impl<Q: Blocks> Kernel for Q {
 
     #[inline(always)]
     unsafe fn row(operands: &Operands<'_>, row: usize) -> Self::Row {
-        let Codes { codes, scales, rows } = operands.codes.expect("chosen only when there are codes");
+        let Codes { codes, scales, rows, .. } = operands.codes.expect("chosen only when there are codes");
         // SAFETY: passed on.
         unsafe {
             let (planes, row) = (codes.width() / operands.x.width(), rows.at(row));
@@ -94,23 +115,20 @@ impl<Q: Blocks> Kernel for Q {
             if ahead > 0 && x_block < blocks {
                 prefetch::<Q, S, P>(s, &panels, blocks, b, ahead);
             }
-            // SAFETY: panels have `blocks` blocks, rows as many in each plane.
-            let dots = unsafe {
-                if Q::NIBBLES {
-                    nibble_dots::<Q, S, R, P>(s, &rows, &panels, b, x_block)
-                } else {
-                    byte_dots::<Q, S, R, P>(s, &rows, &panels, b, x_block)
-                }
-            };
-            for p in 0..P {
-                // SAFETY: as above.
-                let (step, minimum) = unsafe { scales::<Q, S>(s, panels[p], blocks, b) };
-                for r in 0..R {
+            for half in 0..const { if Q::HALVES { 2 } else { 1 } } {
+                // SAFETY: panels have `blocks` blocks, rows as many in each plane.
+                let dots = unsafe { dots::<Q, S, R, P>(s, &rows, &panels, b, x_block, half) };
+                for p in 0..P {
                     // SAFETY: as above.
-                    let x = unsafe { &*rows[r].scales.add(x_block) };
-                    sums[r][p] = s.fma(s.mul(step, s.splat(x.step)), s.to_float(dots[r][p]), sums[r][p]);
-                    if Q::MINIMUM {
-                        sums[r][p] = s.fma(minimum, s.splat(x.scaled_total), sums[r][p]);
+                    let (step, minimum) = unsafe { half_scales::<Q, S>(s, panels[p], blocks, b, half) };
+                    for r in 0..R {
+                        // SAFETY: as above.
+                        let x = unsafe { &*rows[r].scales.add(x_block) };
+                        let scale = s.mul(step, s.splat(x.step));
+                        sums[r][p] = s.fma(scale, s.to_float(dots[r][p]), sums[r][p]);
+                        if Q::MINIMUM {
+                            sums[r][p] = s.fma(minimum, s.splat(x.scaled_total), sums[r][p]);
+                        }
                     }
                 }
             }
@@ -119,7 +137,41 @@ impl<Q: Blocks> Kernel for Q {
     }
 }
 
-/// Integer sums of one block.
+/// Integer sums of one block, or of half of it if halves have scales of their own.
+///
+/// # Safety
+/// Panels have more than `block` blocks, rows more than `x_block`.
+#[inline(always)]
+unsafe fn dots<Q: Blocks, S: Quads, const R: usize, const P: usize>(
+    s: S,
+    rows: &[Quantised; R],
+    panels: &[*const u8; P],
+    block: usize,
+    x_block: usize,
+    half: usize,
+) -> [[S::I; P]; R] {
+    // SAFETY: passed on.
+    unsafe {
+        if Q::BITS == 4 {
+            return nibble_dots::<Q, S, R, P>(s, rows, panels, block, x_block);
+        }
+        if Q::BITS == 8 {
+            return byte_dots::<Q, S, R, P>(s, rows, panels, block, x_block);
+        }
+        let mut sums = half_dots::<Q, S, R, P>(s, rows, panels, block, x_block, half);
+        if !Q::HALVES {
+            let second = half_dots::<Q, S, R, P>(s, rows, panels, block, x_block, 1);
+            for r in 0..R {
+                for p in 0..P {
+                    sums[r][p] = s.add_sums(sums[r][p], second[r][p]);
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// Integer sums of codes of 4 bits.
 ///
 /// # Safety
 /// Panels have more than `block` blocks, rows more than `x_block`.
@@ -159,6 +211,55 @@ unsafe fn nibble_dots<Q: Blocks, S: Quads, const R: usize, const P: usize>(
     for r in 0..R {
         for p in 0..P {
             dots[r][p] = s.nibbles_sum(sums[r][p], start[r]);
+        }
+    }
+    dots
+}
+
+/// As [`nibble_dots`], for codes of 5 or 6 bits and half a block.
+///
+/// # Safety
+/// Panels have more than `block` blocks, rows more than `x_block`.
+#[inline(always)]
+unsafe fn half_dots<Q: Blocks, S: Quads, const R: usize, const P: usize>(
+    s: S,
+    rows: &[Quantised; R],
+    panels: &[*const u8; P],
+    block: usize,
+    x_block: usize,
+    half: usize,
+) -> [[S::I; P]; R] {
+    let mut dots = [[s.bytes(0); P]; R];
+    // As many as a running sum takes.
+    let quads = const { if Q::BITS == 5 { QUADS_PER_HALF } else { QUADS_PER_HALF / 2 } };
+    for part in 0..QUADS_PER_HALF / quads {
+        let mut start = [0; R];
+        let mut sums = [[s.nibbles(0); P]; R];
+        for r in 0..R {
+            // SAFETY: the row has this block.
+            let total = unsafe { (*rows[r].scales.add(x_block)).half_total(half) };
+            start[r] = if part == 0 { -Q::ZERO * total } else { 0 };
+            sums[r] = [s.nibbles(start[r]); P];
+        }
+        for quad in 0..quads {
+            let quad = half * QUADS_PER_HALF + part * quads + quad;
+            let mut weights = [s.load_codes(&NO_CODES); P];
+            for p in 0..P {
+                // SAFETY: the panel has this block.
+                weights[p] = unsafe { codes_at::<Q, S>(s, panels[p], block, quad) };
+            }
+            for r in 0..R {
+                // SAFETY: the row has this block.
+                let x = unsafe { rows[r].quad(x_block, quad) };
+                for p in 0..P {
+                    sums[r][p] = s.dot_nibbles(sums[r][p], weights[p], x);
+                }
+            }
+        }
+        for r in 0..R {
+            for p in 0..P {
+                dots[r][p] = s.add_sums(dots[r][p], s.nibbles_sum(sums[r][p], start[r]));
+            }
         }
     }
     dots
@@ -221,11 +322,14 @@ impl<Q: Blocks> Kernel for Exact<Q> {
                 prefetch::<Q, S, P>(s, &panels, blocks, b, ahead);
             }
             let mut block_scales = [(s.splat(0.0), s.splat(0.0)); P];
-            for p in 0..P {
-                // SAFETY: the panel has this block.
-                block_scales[p] = unsafe { scales::<Q, S>(s, panels[p], blocks, b) };
-            }
             for quad in 0..2 * QUADS_PER_HALF {
+                if quad == 0 || Q::HALVES && quad == QUADS_PER_HALF {
+                    for p in 0..P {
+                        let half = quad / QUADS_PER_HALF;
+                        // SAFETY: the panel has this block.
+                        block_scales[p] = unsafe { half_scales::<Q, S>(s, panels[p], blocks, b, half) };
+                    }
+                }
                 let mut quads = [s.load_codes(&NO_CODES); P];
                 for p in 0..P {
                     // SAFETY: the panel has this block.
@@ -281,46 +385,72 @@ fn prefetch<Q: Blocks, S: Quads, const P: usize>(
     }
 }
 
-/// Vector `vector` of a block of codes.
+/// Vector `vector` of a block of codes, as [`crate::pack`] lays them out.
 ///
 /// # Safety
 /// The panel has this block, and lives for `'a`.
 #[inline(always)]
-unsafe fn codes<'a, Q: Blocks>(panel: *const u8, block: usize, vector: usize) -> &'a CodeBytes {
+pub(super) unsafe fn codes<'a, Q: Blocks>(panel: *const u8, block: usize, vector: usize) -> &'a CodeBytes {
     // SAFETY: the caller's promise; bytes need no alignment.
     unsafe { &*panel.add(block * code_bytes(Q::DTYPE)).cast::<CodeBytes>().add(vector) }
 }
 
-/// Codes of inputs `quad * 4 ..` of a block, one a byte.
+/// Stored codes of inputs `quad * 4 ..` of a block, one a byte, whatever the format.
 ///
 /// # Safety
 /// The panel has this block.
 #[inline(always)]
-unsafe fn codes_at<Q: Blocks, S: Quads>(s: S, panel: *const u8, block: usize, quad: usize) -> S::B {
+pub(super) unsafe fn codes_at<Q: Blocks, S: Quads>(
+    s: S,
+    panel: *const u8,
+    block: usize,
+    quad: usize,
+) -> S::B {
     // SAFETY: the caller's promise.
-    unsafe {
-        if !Q::NIBBLES {
-            s.load_codes(codes::<Q>(panel, block, quad))
-        } else if quad < QUADS_PER_HALF {
-            s.low(s.load_codes(codes::<Q>(panel, block, quad)))
-        } else {
-            s.high(s.load_codes(codes::<Q>(panel, block, quad - QUADS_PER_HALF)))
-        }
+    let vector = |vector| s.load_codes(unsafe { codes::<Q>(panel, block, vector) });
+    if Q::BITS == 8 {
+        return vector(quad);
+    }
+    let (half, in_half) = (quad / QUADS_PER_HALF, quad % QUADS_PER_HALF);
+    let nibbles = if half == 0 { s.low(vector(in_half)) } else { s.high(vector(in_half)) };
+    match Q::BITS {
+        5 => s.with_upper(nibbles, vector(QUADS_PER_HALF), quad, 0x10),
+        6 => s.with_upper(nibbles, vector(QUADS_PER_HALF + half), 2 * in_half, 0x30),
+        _ => nibbles,
     }
 }
 
-/// Scale and offset of each lane in a block; the offset only if the format has one.
+/// Scale and offset of each lane in a block; the offset only if the format has one. If halves have scales of
+/// their own ([`Blocks::HALVES`]), those of half 0 or 1; else `half` makes no difference.
 ///
 /// # Safety
 /// The panel has `blocks` blocks, more than `block`.
 #[inline(always)]
-unsafe fn scales<Q: Blocks, S: Quads>(s: S, panel: *const u8, blocks: usize, block: usize) -> (S::F, S::F) {
-    // SAFETY: scales stand behind the codes, on even addresses.
+pub(super) unsafe fn half_scales<Q: Blocks, S: Quads>(
+    s: S,
+    panel: *const u8,
+    blocks: usize,
+    block: usize,
+    half: usize,
+) -> (S::F, S::F) {
+    let none = s.splat(0.0);
+    // SAFETY: scales stand behind the codes, halves on even addresses.
     unsafe {
-        let scales = panel.add(blocks * code_bytes(Q::DTYPE) + block * scale_bytes(Q::DTYPE));
-        let scales = scales.cast::<[f16; LANES]>();
-        let minimum = if Q::MINIMUM { s.load_f16(&*scales.add(1)) } else { s.splat(0.0) };
-        (s.load_f16(&*scales), minimum)
+        let scales = panel.add(blocks * code_bytes(Q::DTYPE));
+        if !Q::SUPER {
+            let scales = scales.add(block * scale_bytes(Q::DTYPE)).cast::<[f16; LANES]>();
+            return (s.load_f16(&*scales), if Q::MINIMUM { s.load_f16(&*scales.add(1)) } else { none });
+        }
+        let head = scales.add(block / SUPER_BLOCK * (SUPER_BLOCK * scale_bytes(Q::DTYPE)));
+        let head = head.cast::<[f16; LANES]>();
+        let own = head.add(if Q::MINIMUM { 2 } else { 1 }).cast::<[i8; LANES]>();
+        let own = own.add(block % SUPER_BLOCK * 2);
+        let step = |half| s.mul(s.load_f16(&*head), s.load_i8(&*own.add(half)));
+        if Q::MINIMUM {
+            (step(0), s.mul(s.load_f16(&*head.add(1)), s.load_i8(&*own.add(1))))
+        } else {
+            (step(half), none)
+        }
     }
 }
 

@@ -200,7 +200,7 @@ impl Check<'_> {
     /// True if some of the weight can be multiplied with quantised activations.
     pub(super) fn is_quantised(&self, weight: Weight) -> bool {
         match self.weight(weight) {
-            Ok(Loaded::Matrix(matrix)) => matrix.is_quantised(),
+            Ok(Loaded::Matrix(matrix)) => matrix.is_quantised,
             Ok(Loaded::Experts(experts)) => experts.is_quantised(),
             _ => false,
         }

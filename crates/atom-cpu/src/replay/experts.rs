@@ -8,10 +8,9 @@
 use super::Replay;
 use crate::choices::{Chosen, chose};
 use crate::elementwise::gated_silu;
-use crate::matmul::{Codes, Operands, RowMap, columns_of, multiply_panels, panels_of};
+use crate::matmul::{Codes, Form, Operands, RowMap, columns_of, multiply_panels, panels_of};
 use crate::phase::ExpertLayer;
 use crate::pool::Worker;
-use crate::quantise::quantise_row;
 use crate::shared::{Rows, share};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -32,10 +31,10 @@ impl Replay<'_> {
                 return;
             }
             // Codes lie as the rows of x do.
-            let (codes, scales) = self.view.codes(x.rows(), self.recorded.sizes.planes * x.width());
+            let codes = self.mapped_codes(x, RowMap::Dense);
             for row in share(rows, worker.index, worker.count).map(|row| map.at(row)) {
                 if chose(&routes.row(row)[..layer.spec.top_k], &held) {
-                    quantise_row(self.isa, x.row(row), codes.row_mut(row), scales.row_mut(row));
+                    codes.make(self.isa, x.row(row), row);
                 }
             }
         }
@@ -62,6 +61,7 @@ impl Replay<'_> {
                     bias: None,
                     out,
                     out_rows: RowMap::From(first),
+                    scratch: self.view.tiles(self.recorded, worker.index),
                     weights: None,
                     rows: rows.len(),
                 };
@@ -82,12 +82,12 @@ impl Replay<'_> {
             let choices = self.view.choices(self.recorded);
             let inner = self.buffer(layer.inner).split(places);
             let gated = self.buffer(layer.gated).split(places);
-            let (codes, scales) = self.view.codes(gated.rows(), self.recorded.sizes.planes * gated.width());
+            let codes = self.mapped_codes(gated, RowMap::Dense);
             for index in share(choices.total(layer.spec.held), worker.index, worker.count) {
                 let gated = gated.row_mut(index);
                 gated_silu(self.isa, inner.row(index), gated.len(), gated);
                 if layer.gated_quantised {
-                    quantise_row(self.isa, gated, codes.row_mut(index), scales.row_mut(index));
+                    codes.make(self.isa, gated, index);
                 }
             }
         }
@@ -126,6 +126,7 @@ impl Replay<'_> {
                     bias: None,
                     out,
                     out_rows: RowMap::Listed(if is_weighted { rows } else { slots }),
+                    scratch: self.view.tiles(self.recorded, worker.index),
                     weights: is_weighted.then_some(weights),
                     rows: rows.len(),
                 };
@@ -139,9 +140,9 @@ impl Replay<'_> {
     /// # Safety
     /// The recording quantises `x`.
     unsafe fn mapped_codes<'a>(&'a self, x: Rows<'_>, rows: RowMap<'a>) -> Codes<'a> {
+        let form = if self.recorded.sizes.rounds() { Form::Rounded } else { Form::Integers };
         // SAFETY: the caller's promise.
-        let (codes, scales) = unsafe { self.view.codes(x.rows(), self.recorded.sizes.planes * x.width()) };
-        Codes { codes, scales, rows }
+        unsafe { self.codes(x, x.rows(), rows, form) }
     }
 }
 

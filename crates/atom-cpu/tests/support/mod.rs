@@ -81,7 +81,9 @@ pub fn random(dtype: DType, rows: usize, cols: usize, seed: u64) -> Tensor {
     for _ in 0..rows * cols / dtype.block_elements() {
         match dtype {
             DType::F32 => bytes.extend((draw() * size).to_le_bytes()),
-            DType::F8_E4M3 => unreachable!("not drawn"),
+            DType::F8_E4M3 | DType::Q5_0 | DType::Q5_1 | DType::Q4_K | DType::Q5_K | DType::Q6_K => {
+                unreachable!("not drawn")
+            }
             DType::F16 => bytes.extend(f16::from_f32(draw() * size).to_le_bytes()),
             DType::BF16 => bytes.extend(bf16::from_f32(draw() * size).to_le_bytes()),
             DType::Q8_0 => bytes.extend(f16::from_f32(draw() * size / 127.0).to_le_bytes()),
@@ -142,7 +144,16 @@ pub fn reserve(top: StepShape) -> Reserve {
 }
 
 impl Decoder {
+    /// Of weights of several types.
     pub fn new() -> Self {
+        Self::suiting(Activations::F32)
+    }
+
+    /// The same, with bf16 in place of types that don't meet such activations.
+    pub fn suiting(activations: Activations) -> Self {
+        let random = |dtype, outputs, inputs, seed| {
+            random(if activations.suits(dtype) { dtype } else { DType::BF16 }, outputs, inputs, seed)
+        };
         let vector = |seed| {
             Tensor::from_f32(vec![HIDDEN], (0..HIDDEN as u32).map(|i| 0.5 + uniform(seed, 0, i, 0)).collect())
         };

@@ -90,7 +90,9 @@ fn row(tensor: &Tensor, index: usize) -> Vec<f64> {
             match tensor.dtype {
                 DType::F32 => vec![f64::from(f32::from_le_bytes(block.try_into().unwrap()))],
                 DType::F16 => vec![half(block)],
-                DType::F8_E4M3 => unreachable!("not drawn"),
+                DType::F8_E4M3 | DType::Q5_0 | DType::Q5_1 | DType::Q4_K | DType::Q5_K | DType::Q6_K => {
+                    unreachable!("not drawn")
+                }
                 DType::BF16 => vec![f64::from(bf16::from_le_bytes(block.try_into().unwrap()))],
                 DType::Q8_0 => block[2..].iter().map(|&code| half(block) * f64::from(code as i8)).collect(),
                 DType::Q4_0 => (0..32).map(|i| half(block) * (nibble(&block[2..], i) - 8.0)).collect(),

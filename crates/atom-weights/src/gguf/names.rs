@@ -50,15 +50,15 @@ const TYPES: [(u32, &str, Option<DType>); 34] = [
     (1, "F16", Some(DType::F16)),
     (2, "Q4_0", Some(DType::Q4_0)),
     (3, "Q4_1", Some(DType::Q4_1)),
-    (6, "Q5_0", None),
-    (7, "Q5_1", None),
+    (6, "Q5_0", Some(DType::Q5_0)),
+    (7, "Q5_1", Some(DType::Q5_1)),
     (8, "Q8_0", Some(DType::Q8_0)),
     (9, "Q8_1", None),
     (10, "Q2_K", None),
     (11, "Q3_K", None),
-    (12, "Q4_K", None),
-    (13, "Q5_K", None),
-    (14, "Q6_K", None),
+    (12, "Q4_K", Some(DType::Q4_K)),
+    (13, "Q5_K", Some(DType::Q5_K)),
+    (14, "Q6_K", Some(DType::Q6_K)),
     (15, "Q8_K", None),
     (16, "IQ2_XXS", None),
     (17, "IQ2_XS", None),
@@ -216,8 +216,12 @@ mod tests {
 
     #[test]
     fn every_readable_type_has_one_number() {
-        for dtype in [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_1] {
-            assert_eq!(tensor_type(type_number(dtype)), Some((&*format!("{dtype:?}"), Some(dtype))));
+        let readable: Vec<_> =
+            TYPES.iter().filter_map(|&(number, _, dtype)| Some((number, dtype?))).collect();
+        assert_eq!(readable.len(), 11);
+        for (number, dtype) in readable {
+            assert_eq!(type_number(dtype), number);
+            assert_eq!(tensor_type(number), Some((&*format!("{dtype:?}"), Some(dtype))));
         }
         assert_eq!(tensor_type(4), None);
     }

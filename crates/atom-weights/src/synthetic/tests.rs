@@ -53,6 +53,25 @@ fn elements_are_those_of_the_documented_rule() {
     check(untied(salt), "lm_head.weight", &[(0, 0.089144714), (1, 0.42187098), (32767, -0.056605168)]);
 }
 
+/// Rows of 64 are no super-blocks, rows of 256 are; rows of 40 are no blocks at all.
+#[test]
+fn rows_that_are_no_super_blocks_have_the_type_that_converters_choose() {
+    let wide = config(false, false).replace(r#""intermediate_size": 160"#, r#""intermediate_size": 256"#);
+    let narrow = wide.replace(r#""hidden_size": 64"#, r#""hidden_size": 40"#);
+    let types = |config: &str, dtype| {
+        let config =
+            crate::config::from_json(Path::new("config.json"), &serde_json::from_str(config).unwrap());
+        let made = tensors(&config.unwrap(), Rule::Dummy, dtype).unwrap();
+        let of = |name: &str| made.iter().find(|(known, _)| known.ends_with(name)).unwrap().1.dtype;
+        [of("up_proj.weight"), of("down_proj.weight"), of("0.input_layernorm.weight")]
+    };
+    for (dtype, other) in [(DType::Q4_K, DType::Q5_0), (DType::Q5_K, DType::Q5_1), (DType::Q6_K, DType::Q8_0)]
+    {
+        assert_eq!(types(&wide, dtype), [other, dtype, DType::F32]);
+        assert_eq!(types(&narrow, dtype), [DType::F32, dtype, DType::F32]);
+    }
+}
+
 /// The names of a model with experts, and the gain of its router.
 #[test]
 fn elements_of_experts_are_those_of_the_documented_rule() {

@@ -382,8 +382,8 @@ fn headers_that_are_not_built_or_contradict_are_named() {
     let mut writer = mixtral("", |_| {});
     zeros(&mut writer, "blk.0.ffn_gate_exps.weight", &[4, 64, 32]);
     zeros(&mut writer, "blk.0.ffn_up_exps.weight", &[4, 64, 32]);
-    writer.tensor_of_type("blk.0.ffn_down_exps.weight", 14, &[64, 32, 4], &[0; 64]);
-    says(&refused(open(&writer)), &["experts.0.down_proj.weight is stored as Q6_K"]);
+    writer.tensor_of_type("blk.0.ffn_down_exps.weight", 11, &[64, 32, 4], &[0; 64]);
+    says(&refused(open(&writer)), &["experts.0.down_proj.weight is stored as Q3_K"]);
 }
 
 /// The last blocks of GLM-4-MoE's files predict further tokens, and are counted.

@@ -113,13 +113,22 @@ fn q_and_k_of_a_llama_are_reordered_head_by_head() {
 #[test]
 fn quantised_matrices_stay_as_they_are_and_vectors_are_f32() {
     let model = synthetic(&config_with("qwen2", &json!({"tie_word_embeddings": true})));
-    for dtype in [DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_1] {
+    for dtype in [DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_1, DType::Q5_0, DType::Q5_1] {
         let opened = open(&write::from_checkpoint(&model, dtype).unwrap()).unwrap();
         assert!(opened.config().tied_embeddings);
         assert!(opened.description().ends_with(&format!("{dtype:?}")), "{}", opened.description());
         let up = opened.tensor("model.layers.0.mlp.up_proj.weight").unwrap();
         assert_eq!((up.dtype, up.bytes().len()), (dtype, 96 * dtype.row_bytes(64)));
         assert_eq!(opened.tensor("model.layers.0.self_attn.q_proj.bias").unwrap().dtype, DType::F32);
+    }
+    let wide =
+        json!({"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 32});
+    let model = synthetic(&config_with("llama", &wide));
+    for dtype in [DType::Q4_K, DType::Q5_K, DType::Q6_K] {
+        let opened = open(&write::from_checkpoint(&model, dtype).unwrap()).unwrap();
+        assert!(opened.description().ends_with(&format!("{dtype:?}")), "{}", opened.description());
+        let down = opened.tensor("model.layers.0.mlp.down_proj.weight").unwrap();
+        assert_eq!((down.dtype, down.bytes().len()), (dtype, 256 * dtype.row_bytes(512)));
     }
     let narrow = synthetic(&config_with("llama", &json!({"hidden_size": 48})));
     let error = write::from_checkpoint(&narrow, DType::Q8_0).unwrap_err().to_string();
@@ -293,13 +302,13 @@ fn tensors_must_cover_the_model_and_extra_ones_are_listed() {
     let mut writer = whole("", |_| {});
     writer.tensor("blk.0.extra.weight", DType::F32, &[1], &[0; 4]);
     // A type that can't be read, of no use here.
-    writer.tensor_of_type("blk.1.attn_q.weight", 12, &[256], &[0; 144]);
+    writer.tensor_of_type("blk.1.attn_q.weight", 10, &[256], &[0; 84]);
     let model = open(&writer).unwrap();
     assert_eq!(model.unused(), ["blk.0.extra.weight", "model.layers.1.self_attn.q_proj.weight"]);
     let error = model.tensor("model.layers.1.self_attn.q_proj.weight").unwrap_err().to_string();
-    says(&error, &["q_proj.weight is stored as Q4_K", "Q8_0, Q4_0 and Q4_1"]);
+    says(&error, &["q_proj.weight is stored as Q2_K", "Q8_0, Q6_K, Q5_K, Q5_1, Q5_0, Q4_K, Q4_1 and Q4_0"]);
 
-    for (type_number, name) in [(14, "Q6_K"), (39, "MXFP4"), (777, "type 777")] {
+    for (type_number, name) in [(11, "Q3_K"), (23, "IQ4_XS"), (39, "MXFP4"), (777, "type 777")] {
         let mut writer = whole("blk.0.ffn_up.weight", |_| {});
         writer.tensor_of_type("blk.0.ffn_up.weight", type_number, &[32, 64], &[0; 64]);
         says(&refused(open(&writer)), &["model.layers.0.mlp.up_proj.weight is stored as", name, "Q4_1"]);
@@ -332,8 +341,8 @@ fn stored_divisors_must_be_as_many_as_pairs_and_above_zero() {
     });
     says(&refused(both), &["rope.scaling.factor", "rope_freqs.weight"]);
     let mut writer = whole("", |_| {});
-    writer.tensor_of_type("rope_freqs.weight", 12, &[256], &[0; 144]);
-    says(&refused(open(&writer)), &["rope_freqs.weight is stored as Q4_K"]);
+    writer.tensor_of_type("rope_freqs.weight", 10, &[256], &[0; 84]);
+    says(&refused(open(&writer)), &["rope_freqs.weight is stored as Q2_K"]);
 }
 
 #[test]

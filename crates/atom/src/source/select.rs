@@ -22,9 +22,12 @@ const BESIDE_SAFETENSORS: [&str; 7] = [
     INDEX,
 ];
 const INDEX: &str = "model.safetensors.index.json";
-/// GGUF formats that can be served, best first: eight bits lose nothing that shows, four bits are
-/// fast, the rest are large.
-const GGUF_FORMATS: [&str; 6] = ["Q8_0", "Q4_1", "Q4_0", "BF16", "F16", "F32"];
+/// GGUF formats that can be served, as file names have them, best first: eight bits lose nothing that shows,
+/// fewer lose more from one to the next, the rest are large.
+const GGUF_FORMATS: [&str; 17] = [
+    "Q8_0", "Q6_K", "Q6_K_L", "Q5_K_M", "Q5_K_L", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_L", "Q4_K_S",
+    "Q4_K", "Q4_1", "Q4_0", "BF16", "F16", "F32",
+];
 /// File names shown in an error before it says "..".
 const NAMES_SHOWN: usize = 8;
 
@@ -161,6 +164,11 @@ mod tests {
         assert_eq!(chosen(&quantised, Some("M-Q4_0.gguf")).unwrap(), "M-Q4_0.gguf -> M-Q4_0.gguf");
         for (names, best) in [
             (&["m.q4_0.gguf", "m.q4_1.gguf"][..], "m.q4_1.gguf"),
+            (
+                &["M-IQ4_XS.gguf", "M-Q3_K_L.gguf", "M-Q4_K_S.gguf", "M-Q4_K_M.gguf", "M-Q4_0.gguf"],
+                "M-Q4_K_M.gguf",
+            ),
+            (&["m-q4_k_m.gguf", "m-q5_k_m.gguf", "m-q6_k.gguf", "m-f16.gguf"], "m-q6_k.gguf"),
             (&["m-fp16.gguf", "m-bf16.gguf"], "m-bf16.gguf"),
             (&["m-fp16.gguf", "m-f32.gguf"], "m-fp16.gguf"),
             (&["m-q8_0-00001-of-00002.gguf", "m-q4_0.gguf"], "m-q4_0.gguf"),
@@ -171,8 +179,8 @@ mod tests {
 
     #[test]
     fn what_can_t_be_served_is_named() {
-        let only_k = chosen(&["M-Q4_K_M.gguf", "M-Q6_K.gguf"], None).unwrap_err();
-        assert!(only_k.contains("Q8_0, Q4_1, Q4_0") && only_k.contains("M-Q4_K_M.gguf"), "{only_k}");
+        let others = chosen(&["M-Q2_K.gguf", "M-Q3_K_M.gguf", "M-IQ4_XS.gguf"], None).unwrap_err();
+        assert!(others.contains("Q4_1, Q4_0") && others.contains("M-Q3_K_M.gguf"), "{others}");
         let absent = chosen(&["M-Q8_0.gguf"], Some("M-Q4_0.gguf")).unwrap_err();
         assert!(absent.contains("no file M-Q4_0.gguf; it has M-Q8_0.gguf"), "{absent}");
         assert!(chosen(&["model.safetensors"], None).unwrap_err().contains("config.json"));

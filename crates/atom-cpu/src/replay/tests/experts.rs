@@ -33,9 +33,13 @@ enum Pattern {
 }
 
 impl Layer {
-    /// Plain formats on widths that fill no panel.
-    fn new(dtype_of: impl Fn(usize) -> [DType; 3], is_quantised: bool) -> Self {
-        let (hidden, width) = if is_quantised { (96, 64) } else { (83, 37) };
+    /// On widths of whole blocks of `block`: plain formats on some that fill no panel.
+    fn new(dtype_of: impl Fn(usize) -> [DType; 3], block: usize) -> Self {
+        let (hidden, width) = match block {
+            1 => (83, 37),
+            32 => (96, 64),
+            _ => (block, block),
+        };
         let expert = |e: usize| {
             let ([gate, up, down], seed) = (dtype_of(e), 10 * e as u64);
             [
@@ -197,6 +201,7 @@ fn check(layer: &Layer, activations: Activations, what: &str) {
         Activations::F32 => 1e-5,
         Activations::Int16 => 2e-3,
         Activations::Int8 => 0.2,
+        Activations::Bf16 => 3e-2,
     };
     for row in 0..3 {
         for (expert, y) in y.iter().enumerate() {
@@ -251,11 +256,16 @@ fn check(layer: &Layer, activations: Activations, what: &str) {
 fn experts_have_the_bits_of_plain_operators_in_every_format_company_and_set() {
     for dtype in DTYPES {
         let is_quantised = dtype.block_elements() > 1;
-        let layer = Layer::new(|_| [dtype; 3], is_quantised);
+        let layer = Layer::new(|_| [dtype; 3], dtype.block_elements());
         check(&layer, Activations::F32, &format!("{dtype:?}"));
         if is_quantised {
             check(&layer, Activations::Int16, &format!("{dtype:?}, two planes"));
             check(&layer, Activations::Int8, &format!("{dtype:?}, one plane"));
+        }
+        // Of bf16 weights both: widths that tiles fit, and others.
+        if dtype == DType::BF16 {
+            check(&layer, Activations::Bf16, "rounded");
+            check(&Layer::new(|_| [dtype; 3], 32), Activations::Bf16, "rounded, in tiles");
         }
     }
 }
@@ -266,13 +276,16 @@ fn experts_of_a_layer_may_differ_in_format() {
         let at = |i: usize| DTYPES[(expert + i) % DTYPES.len()];
         [at(0), at(2), at(3)]
     };
-    check(&Layer::new(of, true), Activations::Int16, "mixed");
+    check(&Layer::new(of, 256), Activations::Int16, "mixed");
+    let rounded: Vec<_> = DTYPES.into_iter().filter(|&dtype| Activations::Bf16.suits(dtype)).collect();
+    let of = |expert: usize| [0, 1, 2].map(|i| rounded[(expert + i) % rounded.len()]);
+    check(&Layer::new(of, 32), Activations::Bf16, "mixed, rounded");
 }
 
 /// More rows of one expert than are multiplied at a time.
 #[test]
 fn thousands_of_rows_on_one_expert_are_those_rows_alone() {
-    let layer = Layer::new(|_| [DType::Q4_0, DType::Q8_0, DType::Q4_1], true);
+    let layer = Layer::new(|_| [DType::Q4_0, DType::Q8_0, DType::Q4_1], 32);
     let (rows, top_k) = (1000, 2);
     let x = noise(6, 7, layer.hidden);
     let mut backend = CpuBackend::new(options(3, Isa::detect(), Activations::Int8)).unwrap();
@@ -322,7 +335,7 @@ fn layers_whose_experts_differ_or_are_none_are_refused_with_the_numbers() {
 #[test]
 fn equal_experts_are_held_once_and_all_are_counted() {
     let share = Arc::new(WeightShare::new());
-    let layer = Layer::new(|_| [DType::Q4_0; 3], true);
+    let layer = Layer::new(|_| [DType::Q4_0; 3], 32);
     let rank = |held: Range<usize>| {
         let options =
             CpuOptions { share: Arc::clone(&share), ..options(1, Isa::detect(), Activations::Int8) };

@@ -136,7 +136,7 @@ fn unsupported(scheme: &Keys<'_>, what: &str) -> WeightsError {
     scheme.unsupported(
         what,
         "FP8 e4m3 weights of quant_method fp8, compressed-tensors (float-quantized), fbgemm_fp8 and modelopt (FP8, \
-         FP8_PER_CHANNEL_PER_TOKEN) are; else use the unquantised checkpoint, or a GGUF in Q8_0, Q4_0 or Q4_1",
+         FP8_PER_CHANNEL_PER_TOKEN) are; else use the unquantised checkpoint, or a GGUF in Q8_0 or Q4_K_M",
     )
 }
 
