@@ -202,9 +202,9 @@ impl Case {
         }
         if self.quantised() {
             let made = Made::codes(&mut codes, &mut scales, self.rows, width, self.form(isa));
-            for row in 0..self.rows {
+            for (row, &at) in map.iter().enumerate() {
                 // SAFETY: one thread; the set is supported.
-                unsafe { made.make(isa, &x[map[row] as usize * inputs..][..inputs], row) };
+                unsafe { made.make(isa, &x[at as usize * inputs..][..inputs], row) };
             }
         }
         let bias = (0..self.outputs() as u32).map(|o| uniform(5, 0, o, 0)).collect();

@@ -83,6 +83,7 @@ fn digest(values: &[f32]) -> u64 {
 /// What ggml's Python package makes of the same blocks, by `tools/golden/make_blocks.py`: the last three
 /// elements of the first block, and a digest of all.
 #[test]
+#[allow(clippy::excessive_precision, reason = "as they were printed")]
 fn blocks_of_all_bits_decode_to_ggmls_floats() {
     for (dtype, halves, last, all) in [
         (
