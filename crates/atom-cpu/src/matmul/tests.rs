@@ -193,8 +193,8 @@ impl Case {
         // As the room has it: floats begin where they may.
         let mut codes = vec![0u64; (self.rows * width).div_ceil(8)];
         let mut scales = vec![BlockScale::default(); self.rows * (width / 32)];
-        for row in 0..self.rows {
-            let at = map[row] as usize * inputs;
+        for (row, &at) in map.iter().enumerate() {
+            let at = at as usize * inputs;
             for k in 0..inputs {
                 // The same row has the same content in every case.
                 x[at + k] = 2.0 * uniform(11, row as u32, k as u32, 0) - 1.0;
