@@ -35,7 +35,7 @@ pub enum Activations {
 
 impl Activations {
     /// What a rank with these instructions takes for weights of this type if nothing else is asked for: `Bf16`
-    /// where AMX meets weights of bf16, since it multiplies prompts several times as fast and loses what other
+    /// where AMX meets weights of bf16, since it multiplies many rows several times as fast and loses what other
     /// engines lose too.
     pub fn of(isa: Isa, weights: DType) -> Self {
         if isa == Isa::Amx && weights == DType::BF16 { Self::Bf16 } else { Self::default() }
